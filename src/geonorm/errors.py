@@ -1,0 +1,54 @@
+"""What a user did wrong, said in one line: the base of every error that geonorm raises on purpose."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in the input that the message names, with its place and its remedy.
+
+    The command line prints it as one line and exits with code 2; any other exception is a bug and keeps its
+    traceback.
+    """
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """Error for a name that is not in a table: lists what is known and suggests the nearest.
+
+    Args:
+        kind: what the name stands for, such as ``"placement"``.
+        name: what the user gave.
+        known: every name that would have been accepted.
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
+
+
+def check_positive(name: str, value: float) -> float:
+    """Return ``value`` as a float if it is a finite number above zero.
+
+    Raises:
+        UserError: `` `name` must be positive, got value ``.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UserError(f"`{name}` must be a positive number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"`{name}` must be positive, got {value}")
+    return float(value)
+
+
+def check_count(name: str, value: int, minimum: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``minimum``.
+
+    Raises:
+        UserError: `` `name` must be a whole number of at least minimum, got value ``.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+        raise UserError(f"`{name}` must be a whole number of at least {minimum}, got {value!r}")
+    return int(value)
