@@ -1,1 +1,12 @@
-"""Where should a Transformer normalise? GeoNorm and the placements it is measured against."""
+"""Where should a Transformer normalise? GeoNorm and the placements it is measured against.
+
+``import geonorm`` needs torch alone: the step on the sphere and the placements. Models, data, training and the command
+line live in subpackages with extras of their own.
+"""
+
+from geonorm import geometry, placements, schedules
+from geonorm.errors import UserError
+from geonorm.ops import sphere_step
+
+__version__ = "0.1.0"
+__all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "sphere_step"]

@@ -1,0 +1,139 @@
+"""The step with its analytic backward: few passes over memory, and only x and u kept for the backward.
+
+Derivation in ``docs/math.md``, section "The backward pass".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from geonorm import geometry
+
+
+class _Rows(NamedTuple):
+    """What forward and backward both need: rows in the arithmetic dtype and one number a row."""
+
+    x: Tensor
+    v: Tensor
+    scale: Tensor | None
+    ratio: Tensor
+    inverse_square: Tensor
+    v_square: Tensor
+    empty: Tensor
+
+
+def _rows(x: Tensor, u: Tensor, dtype: torch.dtype) -> _Rows:
+    x, u = x.to(dtype), u.to(dtype)
+    # Reading the sums back stalls a GPU and breaks a compiled graph, so only eager CPU takes the short way.
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        rows = _plain_rows(x, u, None)
+        if _in_range(rows, dtype):
+            return rows
+    scale = geometry.row_scale(x)
+    return _plain_rows(x / scale, u / scale, scale)
+
+
+def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
+    square = (x * x).sum(-1, keepdim=True)
+    empty = square == 0
+    inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
+    ratio = (x * u).sum(-1, keepdim=True) * inverse_square
+    v = torch.addcmul(u, ratio, x, value=-1)
+    v_square = (v * v).sum(-1, keepdim=True)
+    return _Rows(x, v, scale, ratio, inverse_square, v_square, empty)
+
+
+def _in_range(rows: _Rows, dtype: torch.dtype) -> bool:
+    """True if no square over- or underflowed."""
+    if rows.ratio.numel() == 0:
+        return True
+    largest = (rows.ratio.abs() + rows.inverse_square + rows.v_square).max()
+    limit = torch.finfo(dtype).max ** 0.75
+    return bool((largest < limit) & (rows.inverse_square.min() > 1 / limit))
+
+
+class _SphereStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, u: Tensor, alpha: Tensor | float, retraction: str | float, max_angle: float | None
+    ) -> Tensor:
+        dtype = _arithmetic_dtype(x, u)
+        rows = _rows(x, u, dtype)
+        alpha = _as_scalar(alpha, dtype)
+        q = alpha * alpha * rows.v_square * rows.inverse_square
+        cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
+        y = torch.addcmul(
+            rows.x * torch.where(rows.empty, 0.0, cos),
+            torch.where(rows.empty, 0.0, alpha * sin_ratio),
+            rows.v,
+        )
+        if rows.scale is not None:
+            y = y * rows.scale
+        return y.to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        x, u, alpha, ctx.retraction, ctx.max_angle = inputs
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(x, u, *([alpha] if isinstance(alpha, Tensor) else []))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, u, *rest = ctx.saved_tensors
+        alpha_tensor = rest[0] if rest else None
+        dtype = _arithmetic_dtype(x, u)
+        g = grads[0].to(dtype)
+        rows = _rows(x, u, dtype)
+        alpha = _as_scalar(ctx.alpha if alpha_tensor is None else alpha_tensor, dtype)
+        q = alpha * alpha * rows.v_square * rows.inverse_square
+        cos, sin_ratio = geometry.step_factors(q, ctx.retraction, ctx.max_angle)
+        cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, ctx.retraction, ctx.max_angle)
+        cos = torch.where(rows.empty, 0.0, cos)
+        sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
+
+        g_x = (g * rows.x).sum(-1, keepdim=True)
+        g_v = (g * rows.v).sum(-1, keepdim=True)
+        slope = torch.where(rows.empty, 0.0, cos_slope * g_x + alpha * sin_slope * g_v)
+        gain = alpha * sin_ratio
+        along = gain * g_x * rows.inverse_square
+        across = 2 * alpha * alpha * slope * rows.inverse_square
+
+        grad_x = grad_u = grad_alpha = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            grad_u = torch.addcmul(torch.addcmul(g * gain, across, rows.v), along, rows.x, value=-1)
+        if ctx.needs_input_grad[0]:
+            assert grad_u is not None
+            grad_x = torch.addcmul(g * cos, rows.ratio, grad_u, value=-1)
+            grad_x = torch.addcmul(grad_x, along, rows.v, value=-1)
+            grad_x = torch.addcmul(grad_x, 2 * slope * q * rows.inverse_square, rows.x, value=-1)
+            grad_x = grad_x.to(x.dtype)
+        if alpha_tensor is not None and ctx.needs_input_grad[2]:
+            per_row = sin_ratio * g_v + 2 * alpha * slope * rows.v_square * rows.inverse_square
+            if rows.scale is not None:
+                per_row = per_row * rows.scale
+            grad_alpha = per_row.sum().to(alpha_tensor.dtype).reshape(alpha_tensor.shape)
+        grad_u = grad_u.to(u.dtype) if grad_u is not None and ctx.needs_input_grad[1] else None
+        return grad_x, grad_u, grad_alpha, None, None
+
+
+def _arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
+
+
+def _as_scalar(alpha: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    return alpha.to(dtype).reshape(()) if isinstance(alpha, Tensor) else alpha
+
+
+def sphere_step_autograd(
+    x: Tensor, u: Tensor, alpha: float | Tensor, retraction: str | float, max_angle: float | None
+) -> Tensor:
+    """The step with an analytic backward that saves x and u only; same arguments as the reference.
+
+    Differentiable once: a second derivative raises and needs ``impl="reference"``.
+    """
+    return _SphereStep.apply(x, u, alpha, retraction, max_angle)

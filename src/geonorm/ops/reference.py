@@ -1,0 +1,23 @@
+"""The step as a plain composition of :mod:`geonorm.geometry`: the oracle for every other implementation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from geonorm import geometry
+
+
+def sphere_step_reference(
+    x: Tensor, u: Tensor, alpha: float | Tensor, retraction: str | float, max_angle: float | None
+) -> Tensor:
+    """Tangent part, scaling by alpha, retraction; differentiable to any order by autograd.
+
+    x and u are ``[..., d]``; arithmetic is float32 at least; the result has x's dtype.
+    """
+    dtype = torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
+    point, update = x.to(dtype), u.to(dtype)
+    if isinstance(alpha, Tensor):
+        alpha = alpha.to(dtype).reshape(())
+    y = geometry.retract(point, alpha * geometry.tangent(point, update), retraction, max_angle=max_angle)
+    return y.to(x.dtype)

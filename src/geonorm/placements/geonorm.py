@@ -1,0 +1,110 @@
+"""GeoNorm: the stream walks on a sphere, each sub-layer gives a direction (arXiv 2601.22095)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from geonorm.errors import UserError, check_positive
+from geonorm.geometry import retraction_exponent
+from geonorm.ops import sphere_step
+from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
+from geonorm.schedules import step_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class GeoNorm(Placement):
+    """``x <- step(x, f(x), alpha_k)`` on the sphere of radius sqrt(d); no norm, no trainable parameter by default.
+
+    Options:
+        alpha: step size of the first layer.
+        decay: how steps shrink with depth, see :func:`geonorm.schedules.step_sizes`.
+        per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
+        retraction: ``"exponential"``, ``"projection"``, ``"cayley"`` or a positive number p.
+        max_angle: upper limit of the angle of one step in radians, or None. The default, pi/4, keeps training stable at
+            learning rates where the bare exponential map wraps around the sphere.
+        learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
+        normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
+    """
+
+    name = "geonorm"
+
+    alpha: float = 1.0
+    decay: str = "harmonic"
+    per: Literal["layer", "sublayer"] = "layer"
+    retraction: str | float = "exponential"
+    max_angle: float | None = math.pi / 4
+    learnable: bool = False
+    normalize_update: bool = False
+
+    def __post_init__(self) -> None:
+        step_sizes(self.decay, self.alpha, 1)
+        retraction_exponent(self.retraction)
+        if self.max_angle is not None:
+            check_positive("max_angle", self.max_angle)
+        if self.per not in ("layer", "sublayer"):
+            raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
+        check_flag(self, "learnable", "normalize_update")
+
+    def enter(self, h: Tensor) -> Tensor:
+        """Put every token on the sphere of radius sqrt(d)."""
+        return unit_rms(h)
+
+    def alpha_at(self, site: Site) -> float:
+        """Step size at one site; the start value where it is learnable."""
+        if self.per == "layer":
+            return step_sizes(self.decay, self.alpha, site.num_layers)[site.layer - 1]
+        index = 2 * (site.layer - 1) + (site.sublayer == "mlp")
+        return step_sizes(self.decay, self.alpha, 2 * site.num_layers)[index]
+
+    def connection(self, site: Site) -> Connection:
+        """Make the step for one sub-layer."""
+        return SphereConnection(self, self.alpha_at(site))
+
+
+class SphereConnection(Connection):
+    """The step of one sub-layer; ``alpha`` is its step size now."""
+
+    def __init__(self, placement: GeoNorm, alpha: float) -> None:
+        super().__init__()
+        self.initial_alpha = alpha
+        self.retraction = placement.retraction
+        self.max_angle = placement.max_angle
+        self.normalize_update = placement.normalize_update
+        # Shape [1], because sharded training rejects parameters without an axis.
+        self.raw_alpha = nn.Parameter(torch.empty(1)) if placement.learnable else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set a learnable alpha to its start value."""
+        if self.raw_alpha is not None:
+            with torch.no_grad():
+                self.raw_alpha.fill_(self.initial_raw_alpha)
+
+    @property
+    def initial_raw_alpha(self) -> float:
+        """The parameter value whose softplus is the step size at the start."""
+        alpha = self.initial_alpha
+        return alpha + math.log(-math.expm1(-alpha))
+
+    @property
+    def alpha(self) -> float | Tensor:
+        """Step size: a number, or a tensor of shape ``[1]`` where it is learnable."""
+        return self.initial_alpha if self.raw_alpha is None else functional.softplus(self.raw_alpha)
+
+    def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
+        """Take the step that the sub-layer asks for."""
+        update = sublayer(stream)
+        if self.normalize_update:
+            wide = update.to(torch.promote_types(update.dtype, torch.float32))
+            update = functional.rms_norm(wide, wide.shape[-1:], eps=1e-6).to(update.dtype)
+        return sphere_step(stream, update, self.alpha, retraction=self.retraction, max_angle=self.max_angle)
+
+    def extra_repr(self) -> str:
+        """Step size, retraction and limit."""
+        return f"alpha={self.initial_alpha:.4g}, retraction={self.retraction!r}, max_angle={self.max_angle}"

@@ -1,0 +1,52 @@
+"""Post-Norm: ``N(x + f(x))`` (arXiv 1706.03762)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
+
+
+@dataclasses.dataclass(frozen=True)
+class PostNorm(Placement):
+    """``x <- N(x + f(x))``; the last of these norms takes the place of the final norm.
+
+    Options:
+        normalize_entry: bring the embeddings to RMS 1 first, so that the first layer reads what every other reads.
+    """
+
+    name = "post"
+    norms = ("stream",)
+    final_norm = False
+
+    normalize_entry: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag(self, "normalize_entry")
+
+    def enter(self, h: Tensor) -> Tensor:
+        """Return the embeddings at RMS 1, or as they are."""
+        return unit_rms(h) if self.normalize_entry else h
+
+    def connection(self, site: Site) -> Connection:
+        """Make the addition and norm for one sub-layer."""
+        return ScaledPostConnection(1.0)
+
+
+class ScaledPostConnection(Connection):
+    """Norm of ``alpha x + f(x)``; alpha is 1 in Post-Norm."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
+        """Return ``N(alpha x + f(x))``."""
+        update = sublayer(stream)
+        return norms["stream"](stream + update if self.alpha == 1.0 else self.alpha * stream + update)
+
+    def extra_repr(self) -> str:
+        """Weight of the stream."""
+        return f"alpha={self.alpha:.4f}"

@@ -1,0 +1,43 @@
+"""SandwichNorm: ``x + N2(f(N1(x)))`` (arXiv 2105.13290)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
+
+
+@dataclasses.dataclass(frozen=True)
+class SandwichNorm(Placement):
+    """``x <- x + N2(f(N1(x)))``: the sub-layer reads and returns rows of unit size.
+
+    Options:
+        normalize_entry: bring the embeddings to RMS 1 first. On by default: updates of unit size drown an embedding drawn
+            with a small standard deviation.
+    """
+
+    name = "sandwich"
+    norms = ("input", "output")
+
+    normalize_entry: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag(self, "normalize_entry")
+
+    def enter(self, h: Tensor) -> Tensor:
+        """Return the embeddings at RMS 1, or as they are."""
+        return unit_rms(h) if self.normalize_entry else h
+
+    def connection(self, site: Site) -> Connection:
+        """Make the addition for one sub-layer."""
+        return SandwichConnection()
+
+
+class SandwichConnection(Connection):
+    """Addition of the normalised output; the sub-layer reads the normalised stream."""
+
+    def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
+        """Return ``x + N2(f(N1(x)))``."""
+        return stream + norms["output"](sublayer(norms["input"](stream)))
