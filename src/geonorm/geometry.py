@@ -17,6 +17,9 @@ from torch import Tensor
 from geonorm.errors import UserError, check_positive, unknown
 
 RETRACTIONS = ("exponential", "projection", "cayley")
+# Outside, p squared leaves float32 at common arguments, and phi is the exponential map's, or zero, to every digit.
+SMALLEST_EXPONENT, LARGEST_EXPONENT = 1e-6, 1e6
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Below these arguments the closed forms lose digits to cancellation, in the value or in the derivative that autograd
 # takes of it; the series are exact to float64 there.
@@ -33,11 +36,11 @@ def retraction_exponent(retraction: str | float) -> float:
     """Return the exponent p of ``phi(t) = p atan(t / p)``; infinity stands for the exponential map.
 
     Args:
-        retraction: ``"exponential"``, ``"projection"`` (p = 1), ``"cayley"`` (p = 2) or a positive number p
-            (arXiv 2608.02668).
+        retraction: ``"exponential"``, ``"projection"`` (p = 1), ``"cayley"`` (p = 2) or a number p from 1e-6 to 1e6
+            (arXiv 2608.02668); infinity is the exponential map too.
 
     Raises:
-        UserError: the name is unknown, or the number is not positive.
+        UserError: the name is unknown, or the number is out of range.
     """
     if isinstance(retraction, str):
         if retraction not in RETRACTIONS:
@@ -45,7 +48,13 @@ def retraction_exponent(retraction: str | float) -> float:
         return {"exponential": math.inf, "projection": 1.0, "cayley": 2.0}[retraction]
     if retraction == math.inf:
         return math.inf
-    return check_positive("retraction", retraction)
+    p = check_positive("retraction", retraction)
+    if not SMALLEST_EXPONENT <= p <= LARGEST_EXPONENT:
+        raise UserError(
+            f"`retraction` p must lie in {SMALLEST_EXPONENT:g}..{LARGEST_EXPONENT:g}, got {p:g}; 'exponential' is the "
+            "limit of large p"
+        )
+    return p
 
 
 def _series(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
@@ -105,7 +114,7 @@ def step_factors(q: Tensor, retraction: str | float, max_angle: float | None = N
     if max_angle is None:
         return cos, sin_ratio
     limit = angle_limit(p, check_positive("max_angle", max_angle))
-    if limit == math.inf:
+    if limit >= _largest_t(q.dtype):
         return cos, sin_ratio
     clamped = q > limit**2
     root = torch.where(clamped, q, 1.0).sqrt()
@@ -151,7 +160,7 @@ def step_factor_slopes(
         sin_slope = ratio_slope / p**2 * sinc_of_square(theta_square) + ratio**2 * speed * _sinc_slope(
             theta_square
         )
-    if max_angle is None or (limit := angle_limit(p, max_angle)) == math.inf:
+    if max_angle is None or (limit := angle_limit(p, max_angle)) >= _largest_t(q.dtype):
         return cos_slope, sin_slope
     clamped = q > limit**2
     return (
@@ -178,6 +187,11 @@ def angle_limit(p: float, max_angle: float) -> float:
     return p * math.tan(max_angle / p) if max_angle / p < math.pi / 2 else math.inf
 
 
+def _largest_t(dtype: torch.dtype) -> float:
+    """The t above which its square is no number any more: a clamp from there on never acts."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
 def norm(x: Tensor) -> Tensor:
     """Length of each row, ``[..., d] -> [..., 1]``, without overflow or underflow of the squares.
 
@@ -193,7 +207,12 @@ def row_scale(x: Tensor) -> Tensor:
     """Power of two at or below the largest magnitude of each row, ``[..., d] -> [..., 1]``; 1 for a zero row.
 
     Dividing by it is exact, so a row gives the same bits whether it was scaled or not. Carries no gradient.
+
+    Raises:
+        UserError: x is neither float32 nor float64.
     """
+    if x.dtype not in (torch.float32, torch.float64):
+        raise UserError(f"geometry works in float32 or float64, got {x.dtype}; convert with .float()")
     if x.shape[-1] == 0:
         return x.new_ones(*x.shape[:-1], 1)
     largest = x.detach().abs().amax(-1, keepdim=True)
@@ -216,7 +235,12 @@ def tangent(x: Tensor, u: Tensor) -> Tensor:
 
 
 def retract(
-    x: Tensor, w: Tensor, retraction: str | float = "exponential", *, max_angle: float | None = None
+    x: Tensor,
+    w: Tensor,
+    retraction: str | float = "exponential",
+    *,
+    max_angle: float | None = None,
+    radius: float | None = None,
 ) -> Tensor:
     """Move from x by the tangent step w and land on the sphere of x: ``y = cos(theta) x + (sin(theta)/t) w``.
 
@@ -225,9 +249,10 @@ def retract(
         w: steps, the same shape, tangent at x (see :func:`tangent`); ``t = |w| / |x|`` is in radians.
         retraction: see :func:`retraction_exponent`.
         max_angle: upper limit of theta in radians, or None.
+        radius: length of the result; None keeps the length of x.
 
     Returns:
-        Points of the same shape with ``|y| = |x|``. Where x is zero, y is zero and so are its gradients.
+        Points of the same shape with ``|y| = |x|``, or ``radius``. Where x is zero, y is zero and so are its gradients.
 
     Raises:
         UserError: unknown retraction, or a limit that is not positive.
@@ -238,6 +263,10 @@ def retract(
     q = (w / scale).square().sum(-1, keepdim=True) / torch.where(empty, 1.0, square)
     # A zero row must not send an infinity backwards, so its q is a constant before the factors see it.
     cos, sin_ratio = step_factors(torch.where(empty, 0.0, q), retraction, max_angle)
+    if radius is not None:
+        x, w = x / scale, w / scale
+        resize = radius / torch.where(empty, 1.0, square).sqrt()
+        cos, sin_ratio = resize * cos, resize * sin_ratio
     return torch.where(empty, 0.0, cos * x + sin_ratio * w)
 
 
@@ -275,15 +304,15 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     one through the coordinate axis on which x is smallest is taken, so the result is finite and has length
     ``pi |x|``. In one dimension, where no tangent exists, and at zero rows, the result is zero.
     """
+    if x.shape[-1] < 2:
+        return torch.zeros_like(x)
     theta = angle(x, y).unsqueeze(-1)
     v = tangent(x, y / row_scale(y))
     length = norm(v)
     # Forming v leaves a rounding error of a few eps; below that its direction is noise.
     lost = length <= 8 * torch.finfo(x.dtype).eps * norm(y / row_scale(y))
     opposite = lost & (theta > math.pi / 2)
-    axis = torch.zeros_like(x)
-    if x.shape[-1] > 0:
-        axis = axis.scatter(-1, x.detach().abs().argmin(-1, keepdim=True), 1.0)
+    axis = torch.zeros_like(x).scatter(-1, x.detach().abs().argmin(-1, keepdim=True), 1.0)
     v = torch.where(opposite, tangent(x, axis), torch.where(lost, 0.0, v))
     length = norm(v)
     unit = v / torch.where(length == 0, 1.0, length)
@@ -291,7 +320,7 @@ def log(x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_rows(x: Tensor, u: Tensor) -> None:
-    """Check that x and u are floating-point tensors of one shape with at least one axis.
+    """Check that x and u are floating-point tensors (16, 32 or 64 bits) of one shape with at least one axis.
 
     Raises:
         UserError: names the tensor that is wrong and what was expected.
@@ -299,8 +328,10 @@ def check_rows(x: Tensor, u: Tensor) -> None:
     for name, value in (("x", x), ("u", u)):
         if not isinstance(value, Tensor):
             raise UserError(f"`{name}` must be a torch.Tensor, got {type(value).__name__}")
-        if not value.is_floating_point():
-            raise UserError(f"`{name}` must be floating point, got {value.dtype}; convert it with .float()")
+        if value.dtype not in FLOAT_DTYPES:
+            raise UserError(
+                f"`{name}` must be floating point (16, 32 or 64 bits), got {value.dtype}; convert it with .float()"
+            )
     if x.dim() == 0:
         raise UserError("`x` must have at least one axis: the step works over the last one")
     if x.shape != u.shape:

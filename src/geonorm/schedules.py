@@ -30,7 +30,7 @@ def step_sizes(decay: str, alpha: float, num_layers: int) -> list[float]:
     Raises:
         UserError: unknown decay, alpha not positive, or fewer than one layer.
     """
-    if decay not in DECAYS:
+    if decay not in list(DECAYS):
         raise unknown("decay", decay, DECAYS)
     alpha = check_positive("alpha", alpha)
     num_layers = check_count("num_layers", num_layers)

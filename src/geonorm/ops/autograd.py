@@ -43,7 +43,8 @@ def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
     inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
     ratio = (x * u).sum(-1, keepdim=True) * inverse_square
     v = torch.addcmul(u, ratio, x, value=-1)
-    v_square = (v * v).sum(-1, keepdim=True)
+    # An empty row takes no step, however large its update: infinity times its zero would be NaN further on.
+    v_square = torch.where(empty, 0.0, (v * v).sum(-1, keepdim=True))
     return _Rows(x, v, scale, ratio, inverse_square, v_square, empty)
 
 
@@ -59,25 +60,31 @@ def _in_range(rows: _Rows, dtype: torch.dtype) -> bool:
 class _SphereStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, u: Tensor, alpha: Tensor | float, retraction: str | float, max_angle: float | None
+        x: Tensor,
+        u: Tensor,
+        alpha: Tensor | float,
+        retraction: str | float,
+        max_angle: float | None,
+        radius: float | None,
     ) -> Tensor:
         dtype = _arithmetic_dtype(x, u)
         rows = _rows(x, u, dtype)
         alpha = _as_scalar(alpha, dtype)
         q = alpha * alpha * rows.v_square * rows.inverse_square
         cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
-        y = torch.addcmul(
-            rows.x * torch.where(rows.empty, 0.0, cos),
-            torch.where(rows.empty, 0.0, alpha * sin_ratio),
-            rows.v,
-        )
-        if rows.scale is not None:
+        cos = torch.where(rows.empty, 0.0, cos)
+        gain = torch.where(rows.empty, 0.0, alpha * sin_ratio)
+        if radius is not None:
+            resize = radius * rows.inverse_square.sqrt()
+            cos, gain = resize * cos, resize * gain
+        y = torch.addcmul(rows.x * cos, gain, rows.v)
+        if rows.scale is not None and radius is None:
             y = y * rows.scale
         return y.to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, u, alpha, ctx.retraction, ctx.max_angle = inputs
+        x, u, alpha, ctx.retraction, ctx.max_angle, ctx.radius = inputs
         ctx.alpha = None if isinstance(alpha, Tensor) else alpha
         ctx.save_for_backward(x, u, *([alpha] if isinstance(alpha, Tensor) else []))
 
@@ -95,6 +102,9 @@ class _SphereStep(torch.autograd.Function):
         cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, ctx.retraction, ctx.max_angle)
         cos = torch.where(rows.empty, 0.0, cos)
         sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
+        if ctx.radius is not None:
+            resize = ctx.radius * rows.inverse_square.sqrt()
+            g = g * (resize if rows.scale is None else resize / rows.scale)
 
         g_x = (g * rows.x).sum(-1, keepdim=True)
         g_v = (g * rows.v).sum(-1, keepdim=True)
@@ -110,7 +120,10 @@ class _SphereStep(torch.autograd.Function):
             assert grad_u is not None
             grad_x = torch.addcmul(g * cos, rows.ratio, grad_u, value=-1)
             grad_x = torch.addcmul(grad_x, along, rows.v, value=-1)
-            grad_x = torch.addcmul(grad_x, 2 * slope * q * rows.inverse_square, rows.x, value=-1)
+            outward = 2 * slope * q
+            if ctx.radius is not None:
+                outward = outward + cos * g_x + gain * g_v
+            grad_x = torch.addcmul(grad_x, outward * rows.inverse_square, rows.x, value=-1)
             grad_x = grad_x.to(x.dtype)
         if alpha_tensor is not None and ctx.needs_input_grad[2]:
             per_row = sin_ratio * g_v + 2 * alpha * slope * rows.v_square * rows.inverse_square
@@ -118,7 +131,7 @@ class _SphereStep(torch.autograd.Function):
                 per_row = per_row * rows.scale
             grad_alpha = per_row.sum().to(alpha_tensor.dtype).reshape(alpha_tensor.shape)
         grad_u = grad_u.to(u.dtype) if grad_u is not None and ctx.needs_input_grad[1] else None
-        return grad_x, grad_u, grad_alpha, None, None
+        return grad_x, grad_u, grad_alpha, None, None, None
 
 
 def _arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
@@ -130,10 +143,15 @@ def _as_scalar(alpha: Tensor | float, dtype: torch.dtype) -> Tensor | float:
 
 
 def sphere_step_autograd(
-    x: Tensor, u: Tensor, alpha: float | Tensor, retraction: str | float, max_angle: float | None
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None = None,
 ) -> Tensor:
     """The step with an analytic backward that saves x and u only; same arguments as the reference.
 
     Differentiable once: a second derivative raises and needs ``impl="reference"``.
     """
-    return _SphereStep.apply(x, u, alpha, retraction, max_angle)
+    return _SphereStep.apply(x, u, alpha, retraction, max_angle, radius)

@@ -25,7 +25,7 @@ def which(x: Tensor, impl: str = "auto") -> str:
     """
     if impl == "auto":
         return "autograd"
-    if impl not in IMPLEMENTATIONS:
+    if impl not in list(IMPLEMENTATIONS):
         raise unknown("implementation", impl, [*IMPLEMENTATIONS, "auto"])
     return impl
 
@@ -37,6 +37,7 @@ def sphere_step(
     *,
     retraction: str | float = "exponential",
     max_angle: float | None = None,
+    radius: float | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Move each row of x along the sphere in the direction that u gives (GeoNorm, arXiv 2601.22095).
@@ -49,24 +50,28 @@ def sphere_step(
         u: sub-layer outputs, the shape of x; may have another floating dtype (as under autocast).
         alpha: step size, a positive number, or a tensor with one element, which then gets a gradient. The value of a
             tensor is not checked, because reading it would stall a GPU.
-        retraction: ``"exponential"`` (theta = t), ``"projection"`` (atan t), ``"cayley"`` (2 atan(t/2)) or a positive
-            number p (p atan(t/p), arXiv 2608.02668).
+        retraction: ``"exponential"`` (theta = t), ``"projection"`` (atan t), ``"cayley"`` (2 atan(t/2)) or a number p
+            from 1e-6 to 1e6 (p atan(t/p), arXiv 2608.02668).
         max_angle: upper limit of theta in radians, or None for no limit.
+        radius: length of every row of the result; None keeps the length of x. Give it where many steps follow each
+            other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
         impl: ``"auto"``, ``"reference"`` (plain composition, differentiable twice) or ``"autograd"`` (analytic
             backward, saves x and u only).
 
     Returns:
-        ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``|u|/|x|`` may be up to
-        about 1e18; beyond that t squared leaves float32.
+        ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|`` may be
+        up to about 1e18; beyond that t squared leaves float32.
 
     Raises:
-        UserError: shapes differ, an input is not floating point, alpha or max_angle is not positive, or a name is
-            unknown.
+        UserError: shapes differ, an input is not floating point, alpha, max_angle or radius is not positive, or a
+            name is unknown.
     """
     check_rows(x, u)
     retraction_exponent(retraction)
     if max_angle is not None:
         max_angle = check_positive("max_angle", max_angle)
+    if radius is not None:
+        radius = check_positive("radius", radius)
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1 or not alpha.is_floating_point():
             raise UserError(
@@ -75,4 +80,4 @@ def sphere_step(
             )
     else:
         alpha = check_positive("alpha", alpha)
-    return IMPLEMENTATIONS[which(x, impl)](x, u, alpha, retraction, max_angle)
+    return IMPLEMENTATIONS[which(x, impl)](x, u, alpha, retraction, max_angle, radius)

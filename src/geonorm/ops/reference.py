@@ -9,7 +9,12 @@ from geonorm import geometry
 
 
 def sphere_step_reference(
-    x: Tensor, u: Tensor, alpha: float | Tensor, retraction: str | float, max_angle: float | None
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None = None,
 ) -> Tensor:
     """Tangent part, scaling by alpha, retraction; differentiable to any order by autograd.
 
@@ -19,5 +24,6 @@ def sphere_step_reference(
     point, update = x.to(dtype), u.to(dtype)
     if isinstance(alpha, Tensor):
         alpha = alpha.to(dtype).reshape(())
-    y = geometry.retract(point, alpha * geometry.tangent(point, update), retraction, max_angle=max_angle)
+    w = alpha * geometry.tangent(point, update)
+    y = geometry.retract(point, w, retraction, max_angle=max_angle, radius=radius)
     return y.to(x.dtype)

@@ -50,9 +50,15 @@ class InitRule:
     gain: float = 1.0
 
     def std(self, shape: tuple[int, ...] | torch.Size, base: float) -> float:
-        """Standard deviation for a weight of shape ``[out, in]``; ``base`` serves ``kind="normal"`` only."""
+        """Standard deviation for a weight of shape ``[out, in]``; ``base`` serves ``kind="normal"`` only.
+
+        Raises:
+            UserError: ``kind="xavier"`` and the shape has not two axes.
+        """
         if self.kind == "normal":
             return self.gain * base
+        if len(shape) != 2:
+            raise UserError(f"a Xavier init needs a weight of shape [out, in], got {tuple(shape)}")
         num_out, num_in = shape
         return self.gain * math.sqrt(2.0 / (num_out + num_in))
 
@@ -69,7 +75,7 @@ class Site:
         check_count("num_layers", self.num_layers)
         if self.sublayer not in SUBLAYERS:
             raise unknown("sub-layer", self.sublayer, SUBLAYERS)
-        if not 1 <= self.layer <= self.num_layers:
+        if check_count("layer", self.layer) > self.num_layers:
             raise UserError(f"`layer` must lie in 1..{self.num_layers}, got {self.layer}")
 
 
@@ -112,6 +118,10 @@ class Placement:
         """Return what the final norm, or the head where there is none, reads: ``[..., d]``."""
         return stream
 
+    def point(self, stream: Any) -> Tensor:
+        """Return the point ``x`` that a stream stands for, ``[..., d]``, for measurements along the depth."""
+        return stream
+
     def init_rule(self, role: Role, num_layers: int) -> InitRule:
         """How a weight with this role is drawn in a model of this depth."""
         return InitRule()
@@ -149,5 +159,7 @@ def check_flag(placement: Placement, *names: str) -> None:
 def unit_rms(h: Tensor) -> Tensor:
     """Bring each row to RMS 1, that is length sqrt(d); zero rows stay zero. ``[..., d]``, arithmetic in float32."""
     wide = h.to(torch.promote_types(h.dtype, torch.float32))
-    length = geometry.norm(wide)
-    return (wide * (math.sqrt(h.shape[-1]) / torch.where(length == 0, 1.0, length))).to(h.dtype)
+    # Scaled first, so that one over the length of a very short row stays finite.
+    row = wide / geometry.row_scale(wide)
+    length = geometry.norm(row)
+    return (row * (math.sqrt(h.shape[-1]) / torch.where(length == 0, 1.0, length))).to(h.dtype)

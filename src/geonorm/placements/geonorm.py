@@ -103,7 +103,15 @@ class SphereConnection(Connection):
         if self.normalize_update:
             wide = update.to(torch.promote_types(update.dtype, torch.float32))
             update = functional.rms_norm(wide, wide.shape[-1:], eps=1e-6).to(update.dtype)
-        return sphere_step(stream, update, self.alpha, retraction=self.retraction, max_angle=self.max_angle)
+        # The radius is named, not taken from the stream, so that rounding in bfloat16 cannot add up over the depth.
+        return sphere_step(
+            stream,
+            update,
+            self.alpha,
+            retraction=self.retraction,
+            max_angle=self.max_angle,
+            radius=math.sqrt(stream.shape[-1]),
+        )
 
     def extra_repr(self) -> str:
         """Step size, retraction and limit."""

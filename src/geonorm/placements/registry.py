@@ -42,7 +42,7 @@ def create(placement: str | Placement, **options: Any) -> Placement:
     """
     if isinstance(placement, Placement):
         kind, options = type(placement), {**placement.options(), **options}
-    elif placement in REGISTRY:
+    elif placement in list(REGISTRY):
         kind = REGISTRY[placement]
     else:
         raise unknown("placement", placement, REGISTRY)
@@ -56,23 +56,30 @@ def create(placement: str | Placement, **options: Any) -> Placement:
 def parse(text: str) -> Placement:
     """Make a placement from ``name`` or ``name:option=value,option=value``, as the command line writes it.
 
-    Values are read as true, false, none, a number, or else a name.
+    Values are read as true, false, none (where the option takes None), a number, or else a name.
 
     Raises:
-        UserError: what :func:`create` raises, or an option without a value.
+        UserError: what :func:`create` raises, an option without a value, or one that is given twice.
     """
     name, _, rest = text.partition(":")
+    name = name.strip()
+    fields = dataclasses.fields(REGISTRY[name]) if name in REGISTRY else ()
+    # `decay=none` names a law; `max_angle=none` means that there is no limit.
+    takes_none = {field.name for field in fields if "None" in str(field.type)}
     options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals or not value:
             raise UserError(f"option {item!r} of placement {name!r} has no value; write it as {key}=VALUE")
-        options[key.strip()] = _value(value.strip())
-    return create(name.strip(), **options)
+        key = key.strip()
+        if key in options:
+            raise UserError(f"option {key!r} of placement {name!r} is given twice; keep one")
+        options[key] = _value(value.strip(), key in takes_none)
+    return create(name, **options)
 
 
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
+def _value(text: str, takes_none: bool) -> Any:
+    words = {"true": True, "false": False, **({"none": None} if takes_none else {})}
     if text.lower() in words:
         return words[text.lower()]
     try:

@@ -1,0 +1,259 @@
+"""Documents out of one kind of file, read by the library `datasets`; every failure names its file and line."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import glob
+import io
+import json
+import locale
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from geonorm.errors import UserError
+
+COMPRESSIONS = {".xz": "xz", ".gz": "gzip", ".zst": "zstd"}
+
+# A column that is absent from this many leading records is taken to be missing, not sparse.
+_RECORDS_BEFORE_COLUMN_IS_MISSING = 1000
+
+
+def read_text(paths: Sequence[Path], skipped: Counter[str]) -> Iterator[str]:
+    r"""Yield one document per file: the whole text, UTF-8, without a byte order mark, line ends as ``\n``.
+
+    Args:
+        paths: plain or compressed text files.
+        skipped: counter of skipped items by reason; empty files are added to it.
+
+    Raises:
+        UserError: a file that cannot be decompressed or is not UTF-8.
+    """
+    full = _without_empty(paths, skipped)
+    rows = _rows("text", full, sample_by="document", encoding="utf-8-sig")
+    for row in rows:
+        yield row["text"].removeprefix("\ufeff")
+
+
+def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the text column of a file with one JSON object per line.
+
+    Lines are read as text and parsed one by one, because a reader that infers a schema turns strings that look
+    like dates into timestamps and fails when an unrelated column changes its type further down.
+
+    Args:
+        path: plain or compressed file.
+        column: name of the text column; records where it is null or absent are skipped and counted.
+        skipped: counter of skipped items by reason.
+
+    Raises:
+        UserError: a line that is not a JSON object, a text that is not a string, a column that does not exist.
+    """
+    columns = _Columns(path, column, skipped)
+    rows = _rows("text", _without_empty([path], skipped), sample_by="line", encoding="utf-8-sig")
+    for number, row in enumerate(rows, start=1):
+        line = row["text"].removeprefix("\ufeff") if number == 1 else row["text"]
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid JSON ({error}); every line must be one JSON object") from None
+        yield from columns.take(record, where)
+    columns.finish()
+
+
+def read_json(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the text column of a JSON file: a list of objects, one object, or one object per line.
+
+    Args:
+        path: plain or compressed file; a list is read into memory as a whole.
+        column: name of the text column; records where it is null or absent are skipped and counted.
+        skipped: counter of skipped items by reason.
+
+    Raises:
+        UserError: invalid JSON, a text that is not a string, a column that does not exist.
+    """
+    columns = _Columns(path, column, skipped)
+    rows = _rows("json", _without_empty([path], skipped), parse_agent_traces=False)
+    for number, row in enumerate(rows, start=1):
+        yield from columns.take(row, f"{path}, record {number}")
+    columns.finish()
+
+
+def read_parquet(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the text column of a Parquet file; no other column is read.
+
+    Args:
+        path: the file.
+        column: name of the text column; null rows are skipped and counted.
+        skipped: counter of skipped items by reason.
+
+    Raises:
+        UserError: a damaged file, a text that is not a string, a column that does not exist.
+    """
+    if not _without_empty([path], skipped):
+        return
+    columns = _Columns(path, column, skipped)
+    try:
+        import pyarrow.parquet
+
+        columns.names.update(pyarrow.parquet.read_schema(path).names)
+    except Exception as error:
+        raise UserError(f"cannot read {path} as Parquet: {_one_line(error)}; repair or remove it") from error
+    columns.require()
+    for number, row in enumerate(_rows("parquet", [path], columns=[column]), start=1):
+        yield from columns.take(row, f"{path}, row {number}")
+
+
+class _Columns:
+    """Takes the text out of records and remembers which columns there were, for the error message."""
+
+    def __init__(self, path: Path, column: str, skipped: Counter[str]) -> None:
+        self.path, self.column, self.skipped = path, column, skipped
+        self.names: set[str] = set()
+        self.records = 0
+
+    def take(self, record: Any, where: str) -> Iterator[str]:
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: a JSON {type(record).__name__}, not an object with a `{self.column}` field")
+        self.records += 1
+        self.names.update(record)
+        text = record.get(self.column)
+        if text is None:
+            if self.records == _RECORDS_BEFORE_COLUMN_IS_MISSING:
+                self.require()
+            self.skipped["null text"] += 1
+        elif isinstance(text, str):
+            yield check_unicode(text, where)
+        else:
+            raise UserError(
+                f"{where}: `{self.column}` is of type {type(text).__name__}, not a string;"
+                " name the column that holds the text"
+            )
+
+    def require(self) -> None:
+        if self.column not in self.names:
+            known = ", ".join(sorted(self.names))
+            raise UserError(f"{self.path} has no column `{self.column}`; its columns are: {known}")
+
+    def finish(self) -> None:
+        if self.records:
+            self.require()
+
+
+def check_unicode(text: str, where: str) -> str:
+    """Return ``text`` if it can be written as UTF-8.
+
+    Raises:
+        UserError: a lone surrogate, which JSON can spell (such as ``\\ud800``) but UTF-8 cannot.
+    """
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            code = f"U+{ord(text[error.start]):04X}"
+            raise UserError(
+                f"{where}: lone surrogate {code} at character {error.start}; repair or remove that record"
+            ) from None
+    return text
+
+
+def _without_empty(paths: Sequence[Path], skipped: Counter[str]) -> list[Path]:
+    full = [path for path in paths if path.stat().st_size]
+    if len(full) < len(paths):
+        skipped["empty file"] += len(paths) - len(full)
+    return full
+
+
+def _rows(builder: str, paths: Sequence[Path], **options: Any) -> Iterator[dict[str, Any]]:
+    """Stream rows of local files through `datasets`, offline, silently and leaving nothing in the home folder."""
+    if not paths:
+        return
+    if builder == "text":
+        _check_locale(paths)
+    seen = 0
+    with _quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
+        # Whatever is raised in here comes from the library reading these very files, so it is the user's to see.
+        try:
+            import datasets
+
+            try:
+                rows = datasets.load_dataset(
+                    builder,
+                    # The library takes names for glob patterns.
+                    data_files=[glob.escape(str(path.absolute())) for path in paths],
+                    split="train",
+                    streaming=True,
+                    cache_dir=cache,
+                    **options,
+                )
+            except StopIteration:  # the JSON reader's answer to a compressed file with nothing in it
+                return
+            for row in rows:
+                yield row
+                seen += 1
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Whole-document text gives one row per file, all other readers are called with one file.
+            path = paths[min(seen, len(paths) - 1)]
+            if isinstance(error, UnicodeDecodeError):
+                raise _not_utf8(path, builder, seen) from None
+            raise UserError(f"cannot read {path}: {_one_line(error)}; repair or remove it") from error
+
+
+def _check_locale(paths: Sequence[Path]) -> None:
+    """Refuse compressed text under a locale other than UTF-8: there `datasets` ignores the encoding it is given."""
+    packed = next((path for path in paths if path.suffix in COMPRESSIONS), None)
+    encoding = locale.getpreferredencoding(False)
+    if packed is not None and codecs.lookup(encoding).name != "utf-8":
+        raise UserError(
+            f"cannot read {packed} under the locale encoding {encoding}; set PYTHONUTF8=1 or decompress it first"
+        )
+
+
+def _not_utf8(path: Path, builder: str, seen: int) -> UserError:
+    if builder == "parquet":
+        return UserError(f"{path}, row {seen + 1}: text is not valid UTF-8; repair or remove that row")
+    import fsspec
+
+    number = 0
+    with fsspec.open(str(path), "rb", compression=COMPRESSIONS.get(path.suffix)) as file:
+        for number, line in enumerate(io.BufferedReader(file), start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return UserError(
+                    f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {error.start} of the line is not"
+                    " UTF-8; convert the file to UTF-8"
+                )
+    return UserError(f"{path}:{number}: not UTF-8; convert the file to UTF-8")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    import datasets
+    from datasets.utils import logging
+
+    bars = not datasets.are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
+    if bars:
+        datasets.disable_progress_bars()
+    # The library logs an error and raises it as well; one of the two is enough.
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+def _one_line(error: Exception) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__

@@ -1,0 +1,141 @@
+"""From the options of ``geonorm compare`` to its trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+from geonorm.errors import UserError, check_count, check_positive
+from geonorm.experiments.config import CompareConfig
+from geonorm.experiments.environment import num_cores
+from geonorm.experiments.presets import Preset, preset
+from geonorm.experiments.statistics import best_lr
+from geonorm.experiments.trials import ModelShape, Trial
+from geonorm.placements import Placement, parse
+from geonorm.training import TrainSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A comparison with every value decided."""
+
+    config: CompareConfig
+    preset: Preset
+    placements: tuple[Placement, ...]
+    rates: tuple[tuple[float, ...], ...]
+    shape: ModelShape
+    training: TrainSettings
+    vocab_size: int
+    jobs: int
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting that all trials share, flat; two comparisons with equal settings can be set side by side."""
+        training = dataclasses.asdict(self.training)
+        del training["lr"], training["seed"]
+        shape = {**dataclasses.asdict(self.shape), "mlp_width": self.shape.inner}
+        return {**shape, **training, "betas": list(self.training.betas), "vocab_size": self.vocab_size}
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration as plain data, written beside the results."""
+        return {
+            "preset": self.config.preset,
+            "data": [str(path) for path in self.config.data],
+            "placements": [
+                {"placement": p.name, "options": p.options(), "lrs": list(rates)}
+                for p, rates in zip(self.placements, self.rates, strict=True)
+            ],
+            "seeds": list(self.config.seeds),
+            "full_grid": self.config.full_grid,
+            "settings": self.settings(),
+        }
+
+    def command(self) -> str:
+        """The command that repeats the comparison."""
+        words = ["geonorm", "compare"]
+        for field in dataclasses.fields(self.config):
+            value = getattr(self.config, field.name)
+            if field.name in ("resume", "jobs") or value == field.default:
+                continue
+            words.append("--" + field.name.replace("_", "-"))
+            if not isinstance(value, bool):
+                words.extend(str(item) for item in (value if isinstance(value, tuple) else (value,)))
+        return shlex.join(words)
+
+    def first_trials(self, corpus: str) -> list[Trial]:
+        """Trials that need no earlier result, sorted so that a placement's rates do not start all at once."""
+        seeds = self.config.seeds if self.config.full_grid else self.config.seeds[:1]
+        most = max(len(rates) for rates in self.rates)
+        return [
+            self._trial(placement, rates[index], seed, corpus)
+            for seed in seeds
+            for index in range(most)
+            for placement, rates in zip(self.placements, self.rates, strict=True)
+            if index < len(rates)
+        ]
+
+    def later_trials(self, results: list[dict[str, Any]], corpus: str) -> list[Trial]:
+        """Trials of the remaining seeds, each placement at the rate that the first seed chose."""
+        if self.config.full_grid:
+            return []
+        trials = []
+        for seed in self.config.seeds[1:]:
+            for placement in self.placements:
+                lr = best_lr([result for result in results if result["label"] == placement.label()])
+                if lr is not None:
+                    trials.append(self._trial(placement, lr, seed, corpus))
+        return trials
+
+    def _trial(self, placement: Placement, lr: float, seed: int, corpus: str) -> Trial:
+        training = dataclasses.replace(self.training, lr=lr, seed=seed)
+        return Trial(placement.name, placement.options(), self.shape, training, self.vocab_size, corpus)
+
+
+def make_plan(config: CompareConfig) -> Plan:
+    """Fill a configuration from its preset and check it.
+
+    Raises:
+        UserError: an unknown preset, placement or option, a placement or rate or seed given twice, or a value out of
+            range.
+    """
+    base = preset(config.preset)
+    placements = tuple(parse(text) for text in config.placements or base.placements)
+    _check_distinct("placements", [placement.label() for placement in placements])
+    _check_distinct("seeds", list(config.seeds))
+    _check_distinct("lrs", list(config.lrs))
+    for lr in config.lrs:
+        check_positive("lrs", lr)
+    if not config.seeds:
+        raise UserError("`seeds` is empty; give at least one, such as --seeds 0")
+    for seed in config.seeds:
+        check_count("seeds", seed, 0)
+    shape = dataclasses.replace(base.shape, **_given(config, "width", "depth", "heads"))
+    training = _given(
+        config, "steps", "length", "batch", "accumulation", "warmup", "precision", "weight_decay", "eval_windows"
+    )
+    training |= _given(config, "eval_every")
+    if config.steps is not None and config.warmup is None:
+        training["warmup"] = max(0, check_count("steps", config.steps) // 10)
+    if config.steps is not None and config.eval_every is None:
+        training["eval_every"] = max(1, config.steps // 5)
+    jobs = config.jobs if config.jobs is not None else num_cores()
+    return Plan(
+        config=config,
+        preset=base,
+        placements=placements,
+        rates=tuple(config.lrs or base.rates(placement) for placement in placements),
+        shape=shape,
+        training=dataclasses.replace(base.training, **training),
+        vocab_size=check_count("vocab_size", config.vocab_size or base.vocab_size, 257),
+        jobs=check_count("jobs", jobs),
+    )
+
+
+def _given(config: CompareConfig, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+
+
+def _check_distinct(name: str, values: list) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"`{name}` has {value} twice; give each once")

@@ -1,0 +1,86 @@
+"""Named starting points for ``geonorm compare``; every value can be changed on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from geonorm.errors import unknown
+from geonorm.experiments.trials import ModelShape
+from geonorm.placements import Placement
+from geonorm.training import TrainSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A comparison with everything but the data decided.
+
+    Attributes:
+        description: one line for the help text.
+        placements: what is compared, as :func:`geonorm.placements.parse` reads it.
+        shape, training: of every trial; learning rate and seed are set trial by trial.
+        vocab_size: of the tokenizer.
+        lrs: learning rates by the placement's label or, failing that, its name.
+        tuned: where these rates come from, for the report.
+    """
+
+    description: str
+    placements: tuple[str, ...]
+    shape: ModelShape
+    training: TrainSettings
+    vocab_size: int
+    lrs: Mapping[str, tuple[float, ...]]
+    tuned: str
+
+    def rates(self, placement: Placement) -> tuple[float, ...]:
+        """Learning rates for one placement."""
+        return self.lrs.get(placement.label(), self.lrs[placement.name])
+
+
+_FIVE = ("geonorm", "pre", "post", "deepnorm", "sandwich")
+_GRID = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
+
+PRESETS: dict[str, Preset] = {
+    "demo": Preset(
+        description="five placements, each at its own tuned learning rate; about six minutes on two cores",
+        placements=_FIVE,
+        shape=ModelShape(width=128, depth=8, heads=4),
+        training=TrainSettings(
+            steps=300, batch=16, length=128, warmup=30, precision="bf16", eval_every=50, layers_every=50
+        ),
+        vocab_size=1024,
+        lrs=dict.fromkeys(_FIVE, (4e-3,)),
+        tuned="",
+    ),
+    "small": Preset(
+        description="width 128, 8 layers, 1.0M tokens a trial, three learning rates for every placement",
+        placements=_FIVE,
+        shape=ModelShape(width=128, depth=8, heads=4),
+        training=TrainSettings(steps=500, batch=16, length=128, warmup=50, precision="bf16"),
+        vocab_size=1024,
+        lrs=_GRID,
+        tuned="",
+    ),
+    "tiny": Preset(
+        description="a quick look that everything works; its figures mean nothing",
+        placements=_FIVE,
+        shape=ModelShape(width=32, depth=2, heads=2),
+        training=TrainSettings(
+            steps=20, batch=4, length=32, warmup=2, log_every=2, eval_every=10, eval_windows=16, layers_every=10
+        ),
+        vocab_size=257,
+        lrs=dict.fromkeys(_FIVE, (4e-3,)),
+        tuned="",
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    """Return a preset by name.
+
+    Raises:
+        UserError: unknown name.
+    """
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]

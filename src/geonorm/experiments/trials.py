@@ -1,0 +1,123 @@
+"""A trial: one model, one placement, one learning rate, one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from geonorm.errors import UserError, check_count
+from geonorm.placements import Placement, create
+from geonorm.training import TrainSettings, finite
+
+RESULT = "result.json"
+SPEC = "trial.json"
+METRICS = "metrics.jsonl"
+WINDOW_LOSSES = "window_losses.json"
+LOG = "log.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """Shape of the decoder: Llama with rotary positions, gated MLP and untied head.
+
+    Attributes:
+        width: size of the stream.
+        depth: number of layers.
+        heads: attention heads; width is a multiple of it.
+        mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
+    """
+
+    width: int = 128
+    depth: int = 8
+    heads: int = 4
+    mlp_width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads"):
+            check_count(name, getattr(self, name))
+        if self.width % self.heads:
+            raise UserError(
+                f"`width` {self.width} is not divisible by `heads` {self.heads}; take a width such as "
+                f"{-(-self.width // self.heads) * self.heads}"
+            )
+        if self.width // self.heads % 2:
+            raise UserError(
+                f"`width` / `heads` is {self.width // self.heads}, and rotary positions need an even head size"
+            )
+        if self.mlp_width is not None:
+            check_count("mlp_width", self.mlp_width)
+
+    @property
+    def inner(self) -> int:
+        """Inner width of the MLP."""
+        return self.mlp_width or -(-8 * self.width // 24) * 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Everything that decides a trial's result.
+
+    Attributes:
+        placement: name; options: every option, in full.
+        shape: of the model.
+        training: settings, with the trial's learning rate and seed.
+        vocab_size: of the corpus' tokenizer; corpus: fingerprint of the corpus.
+    """
+
+    placement: str
+    options: dict[str, Any]
+    shape: ModelShape
+    training: TrainSettings
+    vocab_size: int
+    corpus: str
+
+    def build_placement(self) -> Placement:
+        """Return the placement with its options."""
+        return create(self.placement, **self.options)
+
+    @property
+    def label(self) -> str:
+        """Name of the placement with its unusual options, the same for every learning rate and seed."""
+        return self.build_placement().label()
+
+    @property
+    def id(self) -> str:
+        """Name of the trial's folder."""
+        plain = re.sub(r"[^A-Za-z0-9.=_]+", "-", self.label).strip("-")
+        return f"{plain}-lr{self.training.lr:g}-seed{self.training.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; :meth:`from_json` gives the trial back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Trial:
+        """Rebuild a trial from :meth:`to_json`."""
+        training = {**data["training"], "betas": tuple(data["training"]["betas"])}
+        return cls(**{**data, "shape": ModelShape(**data["shape"]), "training": TrainSettings(**training)})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON aside and rename it into place, so that the file is whole or absent."""
+    aside = path.with_name(path.name + ".partial")
+    with aside.open("w", encoding="utf-8") as file:
+        json.dump(finite(data), file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def read_result(folder: Path, trial: Trial) -> dict[str, Any] | None:
+    """Return a finished trial's result if the folder holds one of exactly this trial, else None."""
+    try:
+        spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    same = spec == json.loads(json.dumps(trial.to_json()))
+    return result if same and result.get("status") in ("ok", "diverged") else None

@@ -1,0 +1,109 @@
+"""Runs one trial in a process of its own: ``python -m geonorm.experiments.worker TRIAL_FOLDER CORPUS_FOLDER``.
+
+A process a trial keeps trials apart: one that dies takes no other with it, its memory is its own, and its threads are
+set before torch starts.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geonorm.data import Corpus, Windows
+from geonorm.errors import UserError
+from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial, write_json
+from geonorm.models import init_weights
+from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM
+from geonorm.training import MetricsFile, Outcome, train
+
+
+def build_model(trial: Trial, eos_id: int | None = None) -> GeonormLlamaForCausalLM:
+    """Make the trial's model; its weights depend on the trial's seed, shape and placement alone."""
+    config = GeonormLlamaConfig(
+        placement=trial.placement,
+        placement_options=trial.options,
+        hidden_size=trial.shape.width,
+        intermediate_size=trial.shape.inner,
+        num_hidden_layers=trial.shape.depth,
+        num_attention_heads=trial.shape.heads,
+        vocab_size=trial.vocab_size,
+        max_position_embeddings=trial.training.length,
+        bos_token_id=eos_id,
+        eos_token_id=eos_id,
+        use_cache=False,
+    )
+    model = GeonormLlamaForCausalLM(config)
+    torch.manual_seed(trial.training.seed)
+    return init_weights(model)
+
+
+def run_trial(folder: Path, corpus_folder: Path) -> dict[str, Any]:
+    """Run the trial described in ``folder`` and write its metrics and result there.
+
+    Raises:
+        UserError: the corpus does not fit the trial.
+    """
+    trial = Trial.from_json(json.loads((folder / SPEC).read_text(encoding="utf-8")))
+    corpus = Corpus.load(corpus_folder)
+    model = build_model(trial, corpus.eos_id)
+    settings = trial.training
+    eval_windows = Windows(corpus.val, length=settings.length, seed=0).fixed(settings.eval_windows)
+    windows = Windows(corpus.train, length=settings.length, seed=settings.seed)
+    metrics = MetricsFile(folder / METRICS)
+    try:
+        outcome = train(model, windows, eval_windows, corpus.token_bytes, settings, metrics.write)
+    finally:
+        metrics.close()
+    if outcome.evaluation is not None:
+        write_json(folder / WINDOW_LOSSES, outcome.evaluation.window_losses.tolist())
+    result = _result(trial, outcome, sum(p.numel() for p in model.parameters()))
+    write_json(folder / RESULT, result)
+    return result
+
+
+def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, Any]:
+    evaluation = outcome.evaluation
+    return {
+        "id": trial.id,
+        "label": trial.label,
+        "placement": trial.placement,
+        "options": trial.build_placement().changed_options(),
+        "seed": trial.training.seed,
+        "lr": trial.training.lr,
+        "val_loss": evaluation.loss if evaluation else None,
+        "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
+        "train_loss": outcome.train_loss,
+        "num_parameters": num_parameters,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "status": outcome.status,
+        "message": outcome.message,
+        "skipped_steps": outcome.skipped,
+        "tokens_per_second": outcome.tokens / outcome.seconds,
+        "peak_memory_bytes": _peak_memory(),
+    }
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; the last line it prints says why it failed."""
+    torch.set_num_threads(1)
+    try:
+        run_trial(Path(arguments[0]), Path(arguments[1]))
+    except UserError as error:
+        print(f"error: {error}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,20 @@
+"""Hugging Face decoders with any placement. Importing this registers the classes with transformers."""
+
+from geonorm.models.adapter import Adapter, families, register
+from geonorm.models.families import llama
+from geonorm.models.init import InitRow, init_report, init_weights
+from geonorm.models.rewiring import base_model, blocks, rewire
+
+for _family in (llama,):
+    register(_family.ADAPTER)
+
+__all__ = [
+    "Adapter",
+    "InitRow",
+    "base_model",
+    "blocks",
+    "families",
+    "init_report",
+    "init_weights",
+    "rewire",
+]

@@ -1,0 +1,278 @@
+"""The report: one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from geonorm.errors import UserError
+from geonorm.report import format as fmt
+from geonorm.report import style
+from geonorm.report.curves import top_of_pack
+from geonorm.report.figures import make_figures
+from geonorm.report.finding import Finding, describe
+from geonorm.report.load import Run, load_run
+from geonorm.report.table import Cells, interval_kinds, median_of, reference_row, summary_cells
+
+NBSP = "\N{NO-BREAK SPACE}"
+HEADINGS = {
+    "loss": "Loss during training",
+    "lr": "Sensitivity to the learning rate",
+    "gradient": "Gradient norm by layer",
+    "angle": "Angle of each step by layer",
+}
+SHAPE_KEYS = (("depth", "{} layers"), ("width", "width {}"), ("heads", "{} heads"), ("length", "window {}"))
+
+
+@dataclass(frozen=True)
+class Dot:
+    """The small plot in a row of the table; positions are percentages of its width."""
+
+    x: float | None
+    low: float | None
+    high: float | None
+    beyond: bool
+    reference: bool
+    colour: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One row of the speed table: a measured median and its bar, as a percentage of the longest."""
+
+    placement: str
+    colour: str
+    tokens: str
+    tokens_bar: float
+    ratio: str
+    memory: str
+    memory_bar: float
+
+
+def write_report(out_dir: Path) -> Path:
+    """Write ``report.html`` and ``figures/*.svg`` and ``*.pdf`` into a run folder.
+
+    The page is one file without scripts and without references to anything outside it. The same run folder gives
+    the same bytes.
+
+    Args:
+        out_dir: a folder that holds ``results.json`` and ``trials/<id>/metrics.jsonl``. Missing or cut-off metrics
+            only leave gaps in the figures, and the page says so.
+
+    Returns:
+        the path of the page.
+
+    Raises:
+        UserError: ``results.json`` is missing or damaged, or the folder cannot be written to.
+    """
+    out_dir = Path(out_dir)
+    run = load_run(out_dir)
+    figures_dir = out_dir / "figures"
+    path = out_dir / "report.html"
+    blocks = []
+    try:
+        with style.context():
+            drawn = make_figures(run)
+            figures_dir.mkdir(exist_ok=True)
+            for block in drawn:
+                panels = []
+                for panel in block.panels:
+                    style.save_files(panel.figure, figures_dir / panel.name)
+                    svg = style.inline_svg(panel.figure, panel.name, str(escape(panel.label)))
+                    # Safe: drawn by matplotlib, which escapes the text it draws; the label is escaped above.
+                    panels.append(Markup(svg))
+                blocks.append({"title": HEADINGS[block.key], "panels": panels, "caption": block.caption})
+        path.write_text(render(run, describe(run.results), blocks), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write the report into {out_dir}: {error}") from None
+    return path
+
+
+def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
+    """Fill in the template.
+
+    Args:
+        run: the run folder.
+        finding: the sentences.
+        blocks: one dict a figure: ``title``, ``panels`` (SVG markup) and ``caption``.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["minus"] = lambda text: str(text).replace("-", "\N{MINUS SIGN}")
+    results = run.results
+    cells = summary_cells(results)
+    dots, scale = _dots(cells)
+    kinds = interval_kinds([entry.row for entry in cells])
+    reference = reference_row([entry.row for entry in cells])
+    speeds = _speeds(run, reference)
+    return environment.get_template("template.html.j2").render(
+        finding=finding,
+        facts=_facts(results),
+        cells=list(zip(cells, dots, strict=True)),
+        scale=scale,
+        kinds=sorted(kinds),
+        kinds_text=_kinds_text(kinds),
+        reference=reference["label"] if reference else None,
+        blocks=blocks,
+        remarks=run.remarks,
+        notes=results["notes"],
+        speeds=speeds,
+        has_ratio=any(speed.ratio != fmt.MISSING for speed in speeds),
+        trials=_trials(results),
+        settings={key: fmt.setting(value) for key, value in results["settings"].items()},
+        corpus=_corpus(results["corpus"]),
+        environment={key: fmt.setting(value) for key, value in results["environment"].items()},
+        command=results["command"],
+        corpus_name=results["corpus"].get("name") or "unnamed corpus",
+        date=str(results["environment"].get("date") or ""),
+        colours=style.CSS_COLOURS,
+    )
+
+
+def _kinds_text(kinds: set[str]) -> str:
+    names = {"seeds": "seeds", "windows": "validation windows of one trained model"}
+    return " or ".join(names[kind] for kind in sorted(kinds))
+
+
+def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was trained on what, as pairs of term and value."""
+    settings, corpus, trials = results["settings"], results["corpus"], results["trials"]
+    shape = [form.format(fmt.setting(settings[key])) for key, form in SHAPE_KEYS if settings.get(key) is not None]
+    # A diverged trial stopped early, so only finished ones tell how long a trial is.
+    ok = [trial for trial in trials if trial["status"] == "ok"]
+    size, tokens = median_of(trials, "num_parameters"), median_of(ok, "tokens")
+    facts = []
+    model = [f"{fmt.scaled(size)} parameters"] if size else []
+    if model + shape:
+        facts.append(("Model", ", ".join(model + shape)))
+    text = [str(corpus.get("name") or "unnamed corpus")]
+    if corpus.get("num_bytes_train") is not None:
+        text.append(f"{fmt.scaled(corpus['num_bytes_train'], 'B')} to train on")
+    if corpus.get("num_tokens_val") is not None:
+        text.append(f"{fmt.scaled(corpus['num_tokens_val'])} tokens held out")
+    facts.append(("Text", ", ".join(text)))
+    training = [f"{fmt.grouped(settings['steps'])} steps"] if settings.get("steps") else []
+    if tokens:
+        training.append(f"{fmt.scaled(tokens)} tokens")
+        if corpus.get("num_tokens_train"):
+            training.append(f"{tokens / corpus['num_tokens_train']:.2g} passes over the text")
+    if training:
+        facts.append(("Training", ", ".join(training)))
+    rates = sorted({trial["lr"] for trial in trials})
+    seeds = len({trial["seed"] for trial in trials})
+    parts = [fmt.rows_counted(results["summary"])]
+    if rates:
+        parts += [fmt.counted(len(rates), "learning rate"), fmt.counted(seeds, "seed")]
+    total = sum(trial.get("seconds") or 0 for trial in trials)
+    parts.append(fmt.counted(len(trials), "trial"))
+    if total:
+        parts.append(f"{fmt.duration(total)} in all".replace(" ", NBSP))
+    facts.append(("Trials", ", ".join(parts)))
+    # A line must not end between a number and its unit.
+    return [(term, re.sub(r"(?<=\d) (?=\w)", NBSP, value)) for term, value in facts]
+
+
+def _dots(cells: list[Cells]) -> tuple[list[Dot], dict[str, Any] | None]:
+    """The row plots on one scale: differences where there are any, else losses with their intervals."""
+    by_difference = any(entry.row.get("difference") for entry in cells)
+    values: list[tuple[float | None, list[float] | None]] = []
+    for entry in cells:
+        if by_difference:
+            difference = entry.row.get("difference") or {}
+            mean, bounds = difference.get("mean"), difference.get("ci")
+            values.append((0.0, None) if entry.is_reference else (mean, bounds))
+        else:
+            values.append((entry.row["val_loss_mean"], entry.row.get("val_loss_ci")))
+    means = sorted(mean for mean, _ in values if mean is not None)
+    if len(means) < 2:
+        return [Dot(None, None, None, False, False, "ink") for _ in cells], None
+    # One collapsed row would press all others into a line: it gets an arrow at the edge instead.
+    limit = top_of_pack(means)
+    kept = [mean for mean in means if mean <= limit]
+    edges = [b for mean, bounds in values if mean is not None and mean <= limit for b in bounds or ()]
+    span = max(kept[-1] - kept[0], 1e-4)
+    # Two seeds can give an interval a hundred times as wide as the spread of the rows.
+    low = max(min(kept + edges), kept[0] - 2 * span)
+    high = min(max(kept + edges), kept[-1] + 2 * span)
+    pad = 0.04 * (high - low)
+    low, high = low - pad, high + pad
+
+    def place(value: float) -> float:
+        return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
+
+    dots = []
+    for entry, (mean, bounds) in zip(cells, values, strict=True):
+        colour = style.colour_key(entry.row["placement"])
+        if mean is None:
+            dots.append(Dot(None, None, None, False, entry.is_reference, colour))
+        else:
+            ends = (place(bounds[0]), place(bounds[1])) if bounds else (None, None)
+            dots.append(Dot(place(mean), *ends, mean > high, entry.is_reference, colour))
+    cut = any(b < low or b > high for mean, bounds in values if mean is not None and mean <= high for b in bounds or ())
+    zero = place(0.0) if by_difference and low <= 0 <= high else None
+    return dots, {"difference": by_difference, "zero": zero, "beyond": any(dot.beyond for dot in dots), "cut": cut}
+
+
+def _speeds(run: Run, reference: dict[str, Any] | None) -> list[Speed]:
+    measured = [
+        (one, median_of(one.trials, "tokens_per_second"), median_of(one.trials, "peak_memory_bytes"))
+        for one in run.series
+    ]
+    base = next((speed for one, speed, _ in measured if one.row is reference), None)
+    fastest = max((speed for _, speed, _ in measured if speed), default=1)
+    largest = max((memory for *_, memory in measured if memory), default=1)
+    return [
+        Speed(
+            placement=one.short,
+            colour=style.colour_key(one.row["placement"]),
+            tokens=fmt.grouped(speed),
+            tokens_bar=round(100 * (speed or 0) / fastest, 1),
+            ratio=fmt.MISSING if not (speed and base) else f"{speed / base:.2f}",
+            memory=fmt.scaled(memory, "B"),
+            memory_bar=round(100 * (memory or 0) / largest, 1),
+        )
+        for one, speed, memory in measured
+        if speed is not None or memory is not None
+    ]
+
+
+def _trials(results: dict[str, Any]) -> list[dict[str, str]]:
+    digits = max(fmt.loss_digits(results["summary"]), 3)
+    order = {key: index for index, key in enumerate(dict.fromkeys(t["placement"] for t in results["trials"]))}
+    ranked = sorted(
+        results["trials"], key=lambda t: (order[t["placement"]], fmt.options_text(t["options"]), t["lr"], t["seed"])
+    )
+    return [
+        {
+            "placement": trial["placement"],
+            "options": fmt.options_text(trial["options"]),
+            "lr": fmt.learning_rate(trial["lr"]),
+            "seed": str(trial["seed"]),
+            "val": fmt.number(trial.get("val_loss"), digits),
+            "train": fmt.number(trial.get("train_loss"), digits),
+            "bits": fmt.number(trial.get("val_bits_per_byte"), digits),
+            "tokens": fmt.scaled(trial.get("tokens")),
+            "time": fmt.duration(trial.get("seconds")),
+            "status": trial["status"],
+            "message": trial.get("message") or "",
+        }
+        for trial in ranked
+    ]
+
+
+def _corpus(corpus: dict[str, Any]) -> dict[str, str]:
+    words = {key: key.removeprefix("num_").replace("_", " ") for key in corpus}
+    return {
+        words[key]: fmt.grouped(value) if key.startswith("num_") and value is not None else fmt.setting(value)
+        for key, value in corpus.items()
+    }

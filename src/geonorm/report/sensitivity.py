@@ -1,0 +1,94 @@
+"""The plot of validation loss against learning rate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from geonorm.report import style
+from geonorm.report.curves import top_of_pack
+from geonorm.report.format import learning_rate
+from geonorm.report.load import Series
+
+
+def tried_rates(all_series: Sequence[Series]) -> list[float]:
+    """Every learning rate of any trial, ascending."""
+    return sorted({trial["lr"] for one in all_series for trial in one.every})
+
+
+def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[Series]):
+    """Draw one line a series over its finished trials, and a cross for every rate at which some trial diverged.
+
+    Returns:
+        the end point of each line as ``(series, x, y)``, and sentences for the caption on what lies outside the axis.
+    """
+    finished = {id(one): _finished(one) for one in shown}
+    means = [np.mean(values) for rates in finished.values() for values in rates.values()]
+    rates = tried_rates(shown)
+    axes.set_xscale("log")
+    axes.set_xlim(rates[0] / 1.15, rates[-1] * 1.15)
+    axes.xaxis.set_major_locator(FixedLocator(_spaced(rates)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: learning_rate(value))
+    low, high = _limits([list(map(np.mean, rates.values())) for rates in finished.values() if rates])
+    diverged = {id(one): sorted({t["lr"] for t in one.every if t["status"] == "diverged"}) for one in shown}
+    any_diverged = any(diverged.values())
+    room = 0.16 * (high - low) if any_diverged else 0.05 * (high - low)
+    axes.set_ylim(low - 0.05 * (high - low), high + room)
+    ends, off_scale = [], False
+    crosses: dict[float, int] = defaultdict(int)
+    for one in reversed(shown):
+        look = style.line_style(one, all_series)
+        points = sorted((lr, float(np.mean(values))) for lr, values in finished[id(one)].items())
+        front = 4 if one.row["placement"] == "geonorm" else 3
+        if points:
+            x, y = (np.array(column) for column in zip(*points, strict=True))
+            axes.plot(x, y, zorder=front, markeredgecolor=style.PAPER[0], markeredgewidth=0.8, markersize=6.5, **look)  # type: ignore[arg-type]
+            for lr, values in finished[id(one)].items():
+                if len(values) > 1:
+                    axes.plot([lr] * len(values), values, ".", color=look["color"], markersize=3.5, alpha=0.7)
+            ends.append((one, float(x[-1]), float(y[-1])))
+            off_scale |= bool(np.any(y > high + room))
+        for lr in diverged[id(one)]:
+            shift = 1 + 0.028 * crosses[lr]
+            crosses[lr] += 1
+            axes.plot(
+                lr / shift, high + 0.1 * (high - low), "x", color=look["color"], markersize=7, markeredgewidth=2
+            )  # fmt: skip
+    if any_diverged:
+        axes.annotate("diverged", (0.01, high + 0.1 * (high - low)), xycoords=("axes fraction", "data"),
+                      color=style.MUTED[0], va="center")  # fmt: skip
+    notes = " A cross marks a rate at which a trial diverged." if any_diverged else ""
+    if off_scale:
+        worst = max(means)
+        notes += f" What leaves at the top goes to losses off the scale, up to {worst:.2f}."
+    return ends, notes
+
+
+def _finished(one: Series) -> dict[float, list[float]]:
+    losses: dict[float, list[float]] = defaultdict(list)
+    for trial in one.every:
+        if trial["status"] == "ok" and trial.get("val_loss") is not None:
+            losses[trial["lr"]].append(trial["val_loss"])
+    return losses
+
+
+def _limits(losses: list[list[float]]) -> tuple[float, float]:
+    """From the best loss to well above the worst of the rows' best, so that one collapsed trial hides nothing."""
+    if not losses:
+        return 0.0, 1.0
+    best = [min(values) for values in losses]
+    low, every, pack = min(best), max(max(values) for values in losses), top_of_pack(best)
+    return low, max(min(every, pack + max(1.5 * (pack - low), 0.1)), low + 0.01)
+
+
+def _spaced(rates: list[float]) -> list[float]:
+    kept = [rates[0]]
+    for rate in rates[1:]:
+        if np.log(rate / kept[-1]) > np.log(rates[-1] / rates[0]) / 7:
+            kept.append(rate)
+    return kept

@@ -1,0 +1,50 @@
+"""Every tolerance of the suite, derived from the rounding unit of the dtype. Never loosened to make a test pass."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+EPS = {
+    dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+
+# Against 50-digit arithmetic, relative to the largest entry of the row (or 1): a few thousand roundings, 1.8e-12.
+# Nothing in a step of five numbers needs more, and a lost digit in any formula shows as 1e-10 or worse.
+ORACLE_64 = 8192 * EPS[torch.float64]
+
+# Two float64 formulas for the same number, well conditioned.
+SAME_64 = 1024 * EPS[torch.float64]
+
+# Angles in float32: below 1e-4 rad the two rows share all but ten bits, and the quotient keeps these.
+SMALL_ANGLE = 0.01
+
+# Radius after many steps that name it: one rounding of the arithmetic and of the output, whatever their number.
+RADIUS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
+
+# A sum over many rows of bfloat16 inputs, reduced in float32.
+REDUCED = 0.01
+
+
+def step_bound(dtype: torch.dtype, dim: int) -> float:
+    """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d)."""
+    return 4 * EPS[dtype] * math.sqrt(dim)
+
+
+def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distance between neighbours of ``dtype`` at each value: twice the largest rounding error there."""
+    exponent = torch.frexp(value.double()).exponent - 1
+    smallest = math.log2(torch.finfo(dtype).tiny)
+    return EPS[dtype] * torch.exp2(exponent.double().clamp_min(smallest))
+
+
+def worst(got: Tensor, want: Tensor) -> float:
+    """Largest error over the largest wanted entry (or 1)."""
+    got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()
+    assert got.shape == want.shape, (got.shape, want.shape)
+    if want.numel() == 0:
+        return 0.0
+    error = (got - want).abs().max()
+    return math.inf if error.isnan() else float(error / max(1.0, float(want.abs().max())))
