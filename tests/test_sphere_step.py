@@ -58,7 +58,9 @@ def test_shared_reference_rows(shared_oracle, impl):
     assert len(shared_oracle) >= 60
     for row in shared_oracle:
         x, u, g = (torch.tensor([row[key]], dtype=torch.float64) for key in ("x", "u", "grad_y"))
-        options = {"retraction": row["retraction"], "max_angle": row["max_angle"], "impl": impl}
+        name = row["retraction"]
+        retraction = float(name[2:]) if name.startswith("p:") else name
+        options = {"retraction": retraction, "max_angle": row["max_angle"], "impl": impl}
         got = step_and_gradients(x, u, row["alpha"], g, **options)
         for name, value in zip(("y", "grad_x", "grad_u", "grad_alpha"), got, strict=True):
             want = torch.tensor(row[name], dtype=torch.float64).reshape(value.shape)
@@ -124,11 +126,10 @@ def test_length_and_angle(retraction, size, impl):
     t = alpha * geometry.tangent(x, u).norm(dim=-1) / x.norm(dim=-1)
     p = {"projection": 1.0, "cayley": 2.0}.get(retraction, retraction)
     theta = t if retraction == "exponential" else p * torch.atan(t / p)
-    # The angle between two rows is theta folded into [0, pi].
+    # The angle between two rows is theta folded into [0, pi]. An absolute bound of a few eps, so that the angles of
+    # 1e-8 keep half of their digits; the noise of u's own rounding grows with its size.
     folded = torch.atan2(theta.sin().abs(), theta.cos())
-    assert worst(geometry.angle(x, y) / size, folded / size) <= SAME_64 / min(size, 1.0) * 1e-1 or (
-        worst(geometry.angle(x, y), folded) <= 64 * EPS[torch.float64]
-    )
+    assert worst(geometry.angle(x, y), folded) <= 64 * EPS[torch.float64] * max(1.0, size)
 
 
 @both

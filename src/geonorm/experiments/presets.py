@@ -45,9 +45,7 @@ PRESETS: dict[str, Preset] = {
         description="five placements, each at its own tuned learning rate; about six minutes on two cores",
         placements=_FIVE,
         shape=ModelShape(width=128, depth=8, heads=4),
-        training=TrainSettings(
-            steps=300, batch=16, length=128, warmup=30, precision="bf16", eval_every=50, layers_every=50
-        ),
+        training=TrainSettings(steps=300, batch=16, length=128, warmup=30, eval_every=50, layers_every=50),
         vocab_size=1024,
         lrs=dict.fromkeys(_FIVE, (4e-3,)),
         tuned="",
@@ -56,7 +54,7 @@ PRESETS: dict[str, Preset] = {
         description="width 128, 8 layers, 1.0M tokens a trial, three learning rates for every placement",
         placements=_FIVE,
         shape=ModelShape(width=128, depth=8, heads=4),
-        training=TrainSettings(steps=500, batch=16, length=128, warmup=50, precision="bf16"),
+        training=TrainSettings(steps=500, batch=16, length=128, warmup=50),
         vocab_size=1024,
         lrs=_GRID,
         tuned="",

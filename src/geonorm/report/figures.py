@@ -213,7 +213,7 @@ def _name_lines(figure: Figure, axes: Axes, ends, all_series: Sequence[Series]) 
     for (x, y, one), label_y in zip(points, spread([y for _, y, _ in points], gap, box.y0, box.y1), strict=True):
         colour = style.line_style(one, all_series)["color"]
         right = box.x1 + 11
-        offset = dict(xycoords="figure pixels", annotation_clip=False)
+        offset = {"xycoords": "figure pixels", "annotation_clip": False}
         if abs(label_y - y) > 2 or right - x > 20:
             arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
             start = max(x, box.x1) if x > box.x1 - 8 else x

@@ -112,7 +112,8 @@ def _sentences(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> list[s
         if second is not reference:
             gap = number(second["val_loss_mean"] - best["val_loss_mean"], digits)
             sentences.append(
-                f"The runner-up, {prose_name(second)}, is {gap} nats behind; between these two the run gives no interval."
+                f"The runner-up, {prose_name(second)}, is {gap} nats behind; "
+                "between these two the run gives no interval."
             )
     sentences += _geonorm_sentences(rows, done, digits)
     edge = _at_edge(done)
@@ -179,8 +180,8 @@ def _doubts(results: dict[str, Any], rows: list[dict[str, Any]], done: list[dict
         factor = float(stats.t.ppf(0.975, fewest - 1))
         doubts.append(
             f"Intervals over seeds are Student t intervals. With {counted(fewest, 'seed')} the standard error is "
-            f"multiplied by {factor:.1f}, and the width of the interval is itself {'mostly' if fewest < 4 else 'partly'} "
-            "chance; more seeds cure both."
+            f"multiplied by {factor:.1f}, and the width of the interval is itself "
+            f"{'mostly' if fewest < 4 else 'partly'} chance; more seeds cure both."
         )
     if len(set(seeds)) > 1:
         doubts.append("The rows do not all rest on the same number of seeds, because some trials did not finish.")

@@ -102,12 +102,9 @@ def summary_table(results: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("placement", min_width=8, overflow="fold")
     # Intervals stand under their values, so that the table fits 80 columns and no number is ever broken.
-    for name in ("lr", "val loss\n95% interval", "bits/byte"):
-        table.add_column(name, justify="right", no_wrap=True)
-    versus = f"vs {reference['label']}" if reference else "difference"
-    table.add_column(Text(f"{versus}\n95% interval"), justify="right", min_width=16, overflow="fold")
-    table.add_column("tok/s", justify="right", no_wrap=True)
-    table.add_column("seeds", justify="right", no_wrap=True)
+    headings = ("lr", "val loss\n95% interval", "bits/byte", "difference\n95% interval", "tok/s", "seeds")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for entry in cells:
         placement = Text(entry.placement, style="bold")
         for line in (entry.options, *entry.notes):
@@ -119,7 +116,8 @@ def summary_table(results: dict[str, Any]) -> Table:
             cell.append(f"\n{bounds}" if bounds != MISSING else "", style="not bold dim")
         values = (entry.lr, loss, entry.bits, difference, entry.speed, entry.seeds)
         table.add_row(placement, *(Text(cell) if isinstance(cell, str) else cell for cell in values))
-    table.caption = Text(f"nats per token, lower is better; intervals are 95%{source}")
+    versus = f"; difference to {reference['label']}" if reference else ""
+    table.caption = Text(f"nats per token, lower is better{versus}; 95% intervals{source}")
     return table
 
 
