@@ -37,7 +37,7 @@ class Preset:
         return self.lrs.get(placement.label(), self.lrs[placement.name])
 
 
-_FIVE = ("geonorm", "pre", "post", "deepnorm", "sandwich")
+_FIVE: tuple[str, ...] = ("geonorm", "pre", "post", "deepnorm", "sandwich")
 _GRID = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
 
 PRESETS: dict[str, Preset] = {

@@ -31,7 +31,7 @@ def recorded_angles(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     Yields:
         ``{"attention": [...], "mlp": [...]}``, one number a layer, filled by the latest forward pass.
     """
-    layers = blocks(model)
+    layers: list[Any] = blocks(model)
     angles = {sublayer: [float("nan")] * len(layers) for sublayer in SUBLAYERS}
     handles = []
     for index, block in enumerate(layers):

@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Trials and test workers run side by side, so each keeps to one thread.
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test test-slow lint format bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/geonorm compare --preset demo --out runs/demo --resume
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses 2
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.step
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .hypothesis .ruff_cache

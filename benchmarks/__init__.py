@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.<name>``. Ratios from one interleaved run; absolute times mean little."""
