@@ -1,6 +1,6 @@
 """Hugging Face decoders with any placement. Importing this registers the classes with transformers."""
 
-from geonorm.models.adapter import Adapter, families, register
+from geonorm.models.adapter import Adapter, register, supported_families
 from geonorm.models.families import llama
 from geonorm.models.init import InitRow, init_report, init_weights
 from geonorm.models.rewiring import base_model, blocks, rewire
@@ -13,7 +13,7 @@ __all__ = [
     "InitRow",
     "base_model",
     "blocks",
-    "families",
+    "supported_families",
     "init_report",
     "init_weights",
     "rewire",

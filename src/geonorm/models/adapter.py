@@ -70,7 +70,7 @@ def register(adapter: Adapter) -> None:
     ADAPTERS.append(adapter)
 
 
-def families() -> list[str]:
+def supported_families() -> list[str]:
     """Names of the supported families."""
     return [adapter.family for adapter in ADAPTERS]
 
@@ -86,6 +86,6 @@ def adapter_for(model: nn.Module) -> Adapter:
         if type(model) in classes:
             return adapter
     raise UserError(
-        f"cannot rewire a {type(model).__name__}; supported families: {', '.join(families())} (decoder with or without "
+        f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} (decoder with or without "
         "a language-model head)"
     )

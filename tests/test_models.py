@@ -1,0 +1,344 @@
+"""Rewired Llama models: wiring, saving, generating, drawing of weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from geonorm import UserError
+from geonorm.models import blocks, init_report, init_weights, rewire, supported_families
+from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM, GeonormLlamaModel
+from geonorm.placements import available, base_std, create
+from geonorm.placements.base import WEIGHT_ROLES
+
+VARIANTS = {
+    **{name: (name, {}) for name in available()},
+    "geonorm learnable": ("geonorm", {"learnable": True, "decay": "sqrt", "normalize_update": True}),
+    "geonorm cayley": ("geonorm", {"retraction": "cayley", "per": "sublayer", "max_angle": None}),
+    "pre normalised entry": ("pre", {"normalize_entry": True}),
+}
+
+
+def stock_config(**changes) -> LlamaConfig:
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 61,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    return LlamaConfig(**{**settings, **changes})
+
+
+def stock_model(seed: int = 0, **changes) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(stock_config(**changes)).eval()
+
+
+def rewired(variant: str, seed: int = 0, **changes) -> GeonormLlamaForCausalLM:
+    """A rewired model whose every parameter, gains and step sizes included, is off its initial value."""
+    name, options = VARIANTS[variant]
+    model = rewire(stock_model(seed, **changes), name, init=True, **options)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def plain_settings(config: LlamaConfig) -> dict:
+    skipped = ("model_type", "architectures", "transformers_version", "dtype")
+    return {key: value for key, value in config.to_dict().items() if key not in skipped}
+
+
+def test_rewiring_to_the_stock_placement_changes_no_bit(ids):
+    stock = stock_model()
+    before = stock(ids, labels=ids, output_hidden_states=True)
+    before.loss.backward()
+    gradients = {name: p.grad.clone() for name, p in stock.named_parameters()}
+    other = rewire(copy.deepcopy(stock), "pre")
+    other.zero_grad()
+    after = other(ids, labels=ids, output_hidden_states=True)
+    after.loss.backward()
+    assert torch.equal(before.logits, after.logits)
+    assert all(torch.equal(a, b) for a, b in zip(before.hidden_states, after.hidden_states, strict=True))
+    assert gradients.keys() == dict(other.named_parameters()).keys()
+    for name, parameter in other.named_parameters():
+        assert torch.equal(parameter.grad, gradients[name]), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forward_is_the_formula_applied_sub_layer_by_sub_layer(variant, ids):
+    model = rewired(variant)
+    name, options = VARIANTS[variant]
+    placement = create(name, **options)
+    h = model.model.embed_tokens(ids)
+    positions = torch.arange(ids.shape[1])[None]
+    rotary = model.model.rotary_emb(h, positions)
+    stream = placement.enter(h)
+    for block in blocks(model):
+        parts = {
+            "attention": lambda z, b=block: b.self_attn(z, position_embeddings=rotary, attention_mask=None)[0],
+            "mlp": block.mlp,
+        }
+        for sublayer, part in parts.items():
+            norms = {slot: getattr(block, attribute) for slot, attribute in block.slots[sublayer].items()}
+            stream = getattr(block, f"{sublayer}_connection")(stream, part, norms)
+    expected = model.lm_head(model.model.norm(placement.exit(stream)))
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_save_and_reload_give_the_same_bits(variant, ids, tmp_path):
+    model = rewired(variant)
+    expected = model(ids).logits
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    for loaded in (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        GeonormLlamaForCausalLM.from_pretrained(tmp_path),
+    ):
+        assert type(loaded) is GeonormLlamaForCausalLM
+        assert loaded.config.placement_options == model.config.placement_options
+        assert loaded.state_dict().keys() == model.state_dict().keys()
+        for name, value in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], value), name
+        for (name, mine), (_, theirs) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
+            assert torch.equal(mine, theirs), name
+        assert torch.equal(loaded.eval()(ids).logits, expected)
+    headless = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(headless) is GeonormLlamaModel
+    assert torch.equal(headless(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+def test_saved_model_keeps_options_that_were_defaults(tmp_path):
+    rewire(stock_model(), "geonorm").save_pretrained(tmp_path)
+    options = AutoConfig.from_pretrained(tmp_path).placement_options
+    assert options == create("geonorm").options()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generation_with_and_without_cache_and_left_padding(variant):
+    model = rewired(variant)
+    generator = torch.Generator().manual_seed(3)
+    short = torch.randint(1, 61, (1, 3), generator=generator)
+    long = torch.randint(1, 61, (1, 9), generator=generator)
+    padded = torch.cat([torch.cat([torch.zeros(1, 6, dtype=torch.long), short], 1), long])
+    mask = (padded != 0).long()
+    mask[1] = 1
+    settings = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    settings["return_dict_in_generate"] = True
+    both = model.generate(padded, attention_mask=mask, **settings)
+    uncached = model.generate(padded, attention_mask=mask, use_cache=False, **settings)
+    assert torch.equal(both.sequences, uncached.sequences)
+    for row, prompt in enumerate((short, long)):
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert torch.equal(both.sequences[row, -20:], alone.sequences[0, -20:])
+        for a, b in zip(both.logits, alone.logits, strict=True):
+            assert torch.isfinite(a).all()
+            torch.testing.assert_close(a[row], b[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recorded_states_attentions_and_gradient_checkpointing(variant, ids):
+    model = rewired(variant)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_hidden_states=True, output_attentions=True)
+    assert len(out.hidden_states) == 4
+    assert len(out.attentions) == 3
+    assert out.attentions[0].shape == (2, 4, 9, 9)
+
+    def gradients() -> dict:
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    model.train()
+    plain = gradients()
+    model.activation_checkpointing_enable()
+    checkpointed = gradients()
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, checkpointed[name]), name
+
+
+def test_stock_checkpoint_loads_into_pre_bit_for_bit(ids, tmp_path):
+    stock = stock_model()
+    stock.save_pretrained(tmp_path)
+    config = GeonormLlamaConfig(**plain_settings(stock.config), placement="pre")
+    loaded = GeonormLlamaForCausalLM.from_pretrained(tmp_path, config=config).eval()
+    assert torch.equal(loaded(ids).logits, stock(ids).logits)
+
+
+def test_stock_checkpoint_loads_into_other_placements_and_says_what_had_no_place(tmp_path):
+    stock = stock_model()
+    stock.save_pretrained(tmp_path)
+    for placement, unused, fresh in (("geonorm", 6, 0), ("sandwich", 0, 6), ("post", 7, 6)):
+        config = GeonormLlamaConfig(**plain_settings(stock.config), placement=placement)
+        loaded, info = GeonormLlamaForCausalLM.from_pretrained(tmp_path, config=config, output_loading_info=True)
+        assert len(info["unexpected_keys"]) == unused, placement
+        assert len(info["missing_keys"]) == fresh, placement
+        assert all("norm" in key for key in [*info["unexpected_keys"], *info["missing_keys"]])
+        weights = loaded.state_dict()
+        assert torch.equal(weights["model.layers.1.mlp.up_proj.weight"], stock.model.layers[1].mlp.up_proj.weight)
+        for key in info["missing_keys"]:
+            assert torch.equal(weights[key], torch.ones(32)), key
+
+
+def test_weights_missing_from_a_checkpoint_follow_the_init_policy(tmp_path):
+    model = rewire(stock_model(), "deepnorm", init=True)
+    state = {k: v for k, v in model.state_dict().items() if "v_proj" not in k}
+    model.save_pretrained(tmp_path, state_dict=state)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(info["missing_keys"]) == 3
+    expected = create("deepnorm").init_rule("value", 3).std((16, 32), 0.0)
+    drawn = torch.cat([block.self_attn.v_proj.weight.flatten() for block in blocks(loaded)])
+    assert drawn.std().item() == pytest.approx(expected, rel=3 / math.sqrt(2 * drawn.numel()))
+
+
+def test_only_the_rewired_model_changes(ids):
+    config = stock_config()
+    torch.manual_seed(0)
+    one, two = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    before, names = two(ids).logits, list(two.state_dict())
+    rewire(one, "geonorm")
+    assert type(two) is LlamaForCausalLM
+    assert type(config) is LlamaConfig
+    assert list(two.state_dict()) == names
+    assert torch.equal(two(ids).logits, before)
+
+
+def test_rewiring_twice():
+    model = rewire(stock_model(), "geonorm", decay="sqrt")
+    weights = [p.data_ptr() for p in model.parameters()]
+    assert rewire(model, "geonorm", decay="sqrt") is model
+    assert [p.data_ptr() for p in model.parameters()] == weights
+    with pytest.raises(UserError, match=r"already rewired to geonorm\(decay=sqrt\)"):
+        rewire(model, "pre")
+
+
+def test_unsupported_model_lists_what_is_supported():
+    with pytest.raises(UserError, match="cannot rewire a Linear; supported families: llama"):
+        rewire(torch.nn.Linear(2, 2), "pre")
+    assert supported_families() == ["llama"]
+
+
+def test_failed_rewire_leaves_the_model_as_it_was(ids):
+    stock = stock_model()
+    before = stock(ids).logits
+    with pytest.raises(UserError, match="did you mean 'geonorm'"):
+        rewire(stock, "geonrom")
+    with pytest.raises(UserError, match="`alpha` must be positive"):
+        rewire(stock, "geonorm", alpha=-1.0)
+    assert type(stock) is LlamaForCausalLM
+    assert torch.equal(stock(ids).logits, before)
+
+
+def test_config_with_a_bad_placement():
+    with pytest.raises(UserError, match="unknown placement 'geo'"):
+        GeonormLlamaConfig(placement="geo")
+
+
+def test_headless_model(ids):
+    torch.manual_seed(0)
+    stock = LlamaModel(stock_config()).eval()
+    before = stock(ids).last_hidden_state
+    model = rewire(stock, "pre")
+    assert type(model) is GeonormLlamaModel
+    assert torch.equal(model(ids).last_hidden_state, before)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_weight_is_drawn_by_its_rule(variant, tied):
+    name, options = VARIANTS[variant]
+    config = GeonormLlamaConfig(
+        **plain_settings(stock_config(hidden_size=64, num_hidden_layers=2, tie_word_embeddings=tied)),
+        placement=name,
+        placement_options=options,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    rows = init_report(model)
+    assert [row.name for row in rows] == [parameter_name for parameter_name, _ in model.named_parameters()]
+    assert sum(row.role in WEIGHT_ROLES for row in rows) == 7 * 2 + (1 if tied else 2)
+    for row in rows:
+        if row.role in WEIGHT_ROLES:
+            size = math.prod(row.shape)
+            assert row.std == pytest.approx(row.expected_std, rel=4 / math.sqrt(2 * size)), row
+            assert abs(row.mean) < 5 * row.expected_std / math.sqrt(size), row
+        elif row.role == "norm":
+            assert (row.std, row.mean) == (0.0, 1.0), row
+    if options.get("learnable"):
+        steps = [block.attention_connection.alpha.item() for block in blocks(model)]
+        assert steps == pytest.approx([1.0, 1 / math.sqrt(2)])
+
+
+def test_base_std_follows_the_width():
+    assert base_std(768) == 0.02
+    model = AutoModelForCausalLM.from_config(
+        GeonormLlamaConfig(**{**plain_settings(stock_config()), "initializer_range": 0.01}, placement="post")
+    )
+    report = {row.name: row for row in init_report(model)}
+    assert report["model.layers.0.mlp.up_proj.weight"].expected_std == pytest.approx(0.01 * math.sqrt(768 / 32))
+
+
+def test_deepnorm_of_twelve_layers_through_from_config():
+    settings = {**plain_settings(stock_config(num_hidden_layers=12, num_key_value_heads=4))}
+    model = AutoModelForCausalLM.from_config(GeonormLlamaConfig(**settings, placement="deepnorm"))
+    layers = blocks(model)
+    assert layers[0].attention_connection.alpha == pytest.approx(2.2134, abs=5e-5)
+
+    def pooled(part: str) -> float:
+        return torch.cat([layer.get_submodule(part).weight.flatten() for layer in layers]).std().item()
+
+    assert pooled("self_attn.v_proj") / pooled("self_attn.q_proj") == pytest.approx(0.3195, rel=0.03)
+    assert pooled("self_attn.o_proj") / pooled("self_attn.k_proj") == pytest.approx(0.3195, rel=0.03)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        assert pooled(f"mlp.{part}") == pytest.approx(0.3195 * math.sqrt(2 / (32 + 48)), rel=0.03)
+
+
+def test_one_seed_gives_every_placement_the_same_draws_up_to_scale():
+    reference = None
+    for name in available():
+        model = rewire(stock_model(), name)
+        torch.manual_seed(7)
+        init_weights(model)
+        draws = {row.name: row.expected_std for row in init_report(model) if row.expected_std}
+        unit = {key: model.get_parameter(key).detach() / std for key, std in draws.items()}
+        reference = reference or unit
+        assert unit.keys() == reference.keys()
+        for key, value in unit.items():
+            torch.testing.assert_close(value, reference[key], rtol=1e-5, atol=1e-6)
+
+
+def test_init_report_of_a_stock_model_says_what_to_do():
+    with pytest.raises(UserError, match="is a stock model; call geonorm.models.rewire"):
+        init_report(stock_model())
+
+
+def test_resized_and_tied_vocabulary_survives_reload(ids, tmp_path):
+    model = rewired("geonorm", tie_word_embeddings=True)
+    old = model.get_input_embeddings().weight.detach().clone()
+    model.resize_token_embeddings(64)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.vocab_size == 64
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert torch.equal(loaded.model.embed_tokens.weight[:61], old)
+    loss = loaded(ids, labels=ids).loss
+    loss.backward()
+    torch.optim.SGD(loaded.parameters(), lr=0.1).step()
+    assert loaded(ids, labels=ids).loss < loss
