@@ -1,0 +1,27 @@
+"""A small corpus of made-up but learnable text, and small trials on it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from geonorm.data import Corpus, prepare
+
+
+def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
+    """Write ``count`` text files of simple sentences and return their folder."""
+    chooser = random.Random(seed)
+    names, verbs, things = ("Ada", "Ben", "Cleo", "Dan"), ("sees", "takes", "paints"), ("a boat", "the hill", "one key")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        sentences = [
+            f"{chooser.choice(names)} {chooser.choice(verbs)} {chooser.choice(things)}." for _ in range(60)
+        ]
+        (folder / f"{number:03d}.txt").write_text(f"Story {number}. " + " ".join(sentences), encoding="utf-8")
+    return folder
+
+
+def small_corpus(folder: Path) -> Corpus:
+    """Prepare the documents as bytes, in a cache inside ``folder``."""
+    documents = write_documents(folder / "documents")
+    return prepare([documents], vocab_size=257, val_fraction=0.2, cache_dir=folder / "cache")

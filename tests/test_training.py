@@ -1,0 +1,262 @@
+"""The loop of a controlled comparison: what it promises about data, gradients, evaluation and faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from corpora import small_corpus
+
+from geonorm import UserError
+from geonorm.data import Windows
+from geonorm.experiments.trials import ModelShape, Trial
+from geonorm.experiments.worker import build_model
+from geonorm.models import blocks
+from geonorm.placements import available, create
+from geonorm.training import (
+    MetricsFile,
+    TrainSettings,
+    evaluate,
+    finite,
+    lr_factor,
+    make_optimizer,
+    parameter_groups,
+    train,
+)
+from geonorm.training.evaluate import token_losses
+from geonorm.training.probe import gradient_norms, recorded_angles
+
+SHAPE = ModelShape(width=16, depth=2, heads=2)
+SETTINGS = TrainSettings(
+    steps=12, batch=4, length=16, warmup=3, log_every=1, eval_every=4, eval_windows=6, layers_every=5
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return small_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def make_trial(placement: str = "geonorm", **changes) -> Trial:
+    options = changes.pop("options", {})
+    training = dataclasses.replace(SETTINGS, **changes)
+    return Trial(placement, create(placement, **options).options(), SHAPE, training, 257, "")
+
+
+def run(corpus, trial: Trial, model=None):
+    model = model or build_model(trial)
+    rows: list[dict] = []
+    length, seed = trial.training.length, trial.training.seed
+    outcome = train(
+        model,
+        Windows(corpus.train, length=length, seed=seed),
+        Windows(corpus.val, length=length).fixed(trial.training.eval_windows),
+        corpus.token_bytes,
+        trial.training,
+        rows.append,
+    )
+    return outcome, rows, model
+
+
+@pytest.mark.parametrize("placement", available())
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_placement_learns_and_repeats_bit_for_bit(corpus, placement, precision):
+    trial = make_trial(placement, precision=precision, steps=40, eval_every=40, lr=1e-2)
+    first, rows, model = run(corpus, trial)
+    second, again, other = run(corpus, trial)
+    assert first.status == "ok"
+    assert first.evaluation.loss < math.log(257) - 1.0
+    assert first.evaluation.loss == second.evaluation.loss
+    assert [row["loss"] for row in rows if row["kind"] == "train"] == [
+        row["loss"] for row in again if row["kind"] == "train"
+    ]
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_rows_of_metrics(corpus):
+    outcome, rows, _ = run(corpus, make_trial())
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "eval", "layers")}
+    assert [row["step"] for row in kinds["train"]] == list(range(1, 13))
+    assert [row["step"] for row in kinds["eval"]] == [4, 8, 12]
+    assert [row["step"] for row in kinds["layers"]] == [1, 5, 10, 12]
+    assert kinds["eval"][-1]["val_loss"] == outcome.evaluation.loss
+    assert kinds["eval"][-1]["tokens"] == outcome.tokens == 12 * 4 * 16
+    for row in kinds["layers"]:
+        assert len(row["grad_norm"]) == len(row["angle"]["attention"]) == len(row["angle"]["mlp"]) == 2
+        assert all(0 < value < math.pi for part in row["angle"].values() for value in part)
+        assert all(value > 0 for value in row["grad_norm"])
+
+
+def test_evaluation_leaves_no_trace(corpus):
+    """Another rhythm of evaluation and measurement changes no weight, dropout included."""
+    ends = []
+    for rhythm in (1, 12):
+        trial = make_trial(eval_every=rhythm, layers_every=rhythm)
+        model = build_model(trial)
+        for block in blocks(model):
+            block.self_attn.attention_dropout = 0.5
+        ends.append(run(corpus, trial, model)[2])
+    for mine, theirs in zip(ends[0].parameters(), ends[1].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_every_placement_sees_the_same_windows(corpus, monkeypatch):
+    seen: dict[str, list] = {}
+    original = Windows.batch
+    for placement in ("geonorm", "post"):
+        record = seen.setdefault(placement, [])
+
+        def batch(self, start, size, record=record):
+            ids = original(self, start, size)
+            record.append(ids)
+            return ids
+
+        monkeypatch.setattr(Windows, "batch", batch)
+        run(corpus, make_trial(placement))
+    assert len(seen["geonorm"]) == 12
+    assert all(np.array_equal(a, b) for a, b in zip(seen["geonorm"], seen["post"], strict=True))
+
+
+def test_accumulation_is_a_token_mean(corpus):
+    losses = [
+        [row["loss"] for row in run(corpus, make_trial(accumulation=parts))[1] if row["kind"] == "train"]
+        for parts in (1, 4)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_evaluation_does_not_depend_on_its_batch(corpus):
+    model = build_model(make_trial())
+    windows = Windows(corpus.val, length=16).fixed(20)
+    one, seven = (evaluate(model, windows, corpus.token_bytes, batch=n, precision="fp32") for n in (1, 7))
+    assert one.loss == pytest.approx(seven.loss, rel=1e-6)
+    assert one.window_losses == pytest.approx(seven.window_losses, rel=1e-5)
+    assert one.loss == pytest.approx(one.window_losses.mean(), rel=1e-12)
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_targets(corpus):
+    model = build_model(make_trial())
+    windows = Windows(corpus.val, length=16).fixed(5)
+    result = evaluate(model, windows, corpus.token_bytes, batch=5, precision="fp32")
+    with torch.no_grad():
+        nats = token_losses(model, torch.from_numpy(windows)).double().sum().item()
+    num_bytes = sum(int(corpus.token_bytes[token]) for token in windows[:, 1:].ravel())
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_gradient_never_reaches_weights_or_moments(corpus, bad):
+    trial = make_trial(steps=15)
+    model = build_model(trial)
+    weight = model.lm_head.weight
+    weight.register_hook(lambda grad: torch.full_like(grad, bad))
+    before = [p.detach().clone() for p in model.parameters()]
+    outcome, rows, _ = run(corpus, trial, model)
+    assert outcome.status == "diverged"
+    assert "not finite in 10 steps in a row" in outcome.message
+    assert outcome.skipped == 10
+    assert sum(row["kind"] == "skipped" for row in rows) == 10
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_one_bad_step_is_skipped_and_counted(corpus):
+    trial = make_trial()
+    model = build_model(trial)
+    calls = [0]
+
+    def spoil_third(grad):
+        calls[0] += 1
+        return grad * math.nan if calls[0] == 3 else grad
+
+    model.lm_head.weight.register_hook(spoil_third)
+    outcome, rows, _ = run(corpus, trial, model)
+    assert (outcome.status, outcome.skipped) == ("ok", 1)
+    assert [row["step"] for row in rows if row["kind"] == "skipped"] == [3]
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_run_no_better_than_guessing_has_diverged(corpus):
+    outcome, _, _ = run(corpus, make_trial(steps=12, lr=50.0, options={"max_angle": None}))
+    assert outcome.status == "diverged"
+    assert outcome.message
+
+
+@pytest.mark.parametrize("placement", available())
+def test_weight_decay_spares_gains_biases_and_step_sizes(placement):
+    options = {"learnable": True} if placement == "geonorm" else {}
+    model = build_model(make_trial(placement, options=options))
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.5, warmup=0)
+    optimizer, _ = make_optimizer(model, settings)
+    grouped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        kept = parameter.dim() < 2
+        assert torch.equal(parameter, before[name]) == kept, name
+    assert [group["weight_decay"] for group in parameter_groups(model, 0.5)] == [0.5, 0.0]
+
+
+def test_learning_rate_warms_up_and_follows_a_cosine():
+    factors = [lr_factor(step, steps=100, warmup=10, min_ratio=0.1) for step in range(101)]
+    assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert factors[10] == 1.0
+    assert factors[55] == pytest.approx(0.55)
+    assert factors[100] == pytest.approx(0.1)
+    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+
+
+def test_probe_measures_the_angle_of_each_step(corpus):
+    """At a step of RMS 1 updates, geonorm moves each token by its step size exactly."""
+    trial = make_trial(options={"normalize_update": True, "retraction": "projection", "alpha": 0.3, "decay": "none"})
+    model = build_model(trial)
+    ids = torch.from_numpy(Windows(corpus.val, length=16).fixed(3)[:, :-1])
+    with recorded_angles(model) as angles:
+        model(input_ids=ids)
+    assert all(0 < value <= math.atan(0.3) + 1e-6 for part in angles.values() for value in part)
+    model(input_ids=ids[:1])
+    assert not any(connection._forward_hooks for block in blocks(model) for connection in block.children())
+
+
+def test_gradient_norms_by_layer(corpus):
+    model = build_model(make_trial())
+    ids = torch.from_numpy(Windows(corpus.val, length=16).fixed(3))
+    token_losses(model, ids).mean().backward()
+    expected = [
+        math.sqrt(sum(p.grad.double().square().sum().item() for p in block.parameters())) for block in blocks(model)
+    ]
+    assert gradient_norms(model) == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_file_is_readable_at_any_time(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write({"loss": math.nan, "nested": [1.0, {"deep": math.inf}]})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "nested": [1.0, {"deep": None}]}
+    metrics.close()
+    assert finite((1.5, -math.inf)) == [1.5, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "`steps` must be a whole number of at least 1"),
+        ({"lr": -1.0}, "`lr` must be positive, got -1.0"),
+        ({"warmup": 12}, "`warmup` must be shorter than `steps`, got 12 and 12"),
+        ({"batch": 5, "accumulation": 2}, "`batch` 5 is not a multiple of `accumulation` 2"),
+        ({"precision": "fp8"}, "`precision` must be 'fp32' or 'bf16'"),
+        ({"weight_decay": -0.1}, "`weight_decay` must not be negative"),
+        ({"min_lr_ratio": 2.0}, r"`min_lr_ratio` must lie in 0\.\.1"),
+        ({"betas": (0.9, 1.0)}, "`betas` must be two numbers"),
+    ],
+)
+def test_settings_out_of_range(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(SETTINGS, **changes)
