@@ -41,7 +41,8 @@ class EmbeddedSource:
     def __init__(self) -> None:
         self._library = list(_library_files())
         self._packages = {name: list(_package_files(name)) for name in _PACKAGES}
-        self._documents: list[str] | None = None
+        self._kept: list[str] = []
+        self._rest = self._collect()
         self._skipped: Counter[str] = Counter()
 
     @property
@@ -59,15 +60,19 @@ class EmbeddedSource:
         return whole.hexdigest()
 
     def documents(self, skipped: Counter[str]) -> Iterator[str]:
-        """Yield the documents; the first call reads and keeps them (at most 24 MB), as parsing takes seconds."""
-        if self._documents is None:
+        """Yield the documents, one pass at a time; they are kept (at most 24 MB), as parsing takes seconds."""
+        yield from self._kept
+        while True:
             with _no_garbage_collection():
-                self._documents = list(self._collect())
-        skipped.update(self._skipped)
-        yield from self._documents
+                text = next(self._rest, None)
+            for reason, count in self._skipped.items():
+                skipped[reason] = count
+            if text is None:
+                return
+            self._kept.append(text)
+            yield text
 
     def _collect(self) -> Iterator[str]:
-        self._skipped.clear()
         seen: set[bytes] = set()
         total = 0
         for text in self._candidates():

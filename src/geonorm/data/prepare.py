@@ -138,8 +138,9 @@ def _build(folder: Path, source: Source, settings: dict[str, Any], say: Report) 
     documents = survey.num_documents
     notes = []
     if split.cut_fraction is not None:
+        share = f"{split.cut_fraction:.4g}"
         notes.append(
-            f"The corpus is one document; its last {split.cut_fraction:.4g} is validation, cut at a line break."
+            f"The corpus is one document; about its last {share} is validation, cut at the nearest line break."
         )
         if documents > 1:
             skipped["repeat of the only document"] = documents - 1

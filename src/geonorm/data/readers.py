@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from geonorm.errors import UserError
 
@@ -224,7 +224,7 @@ def _not_utf8(path: Path, builder: str, seen: int) -> UserError:
 
     number = 0
     with fsspec.open(str(path), "rb", compression=COMPRESSIONS.get(path.suffix)) as file:
-        for number, line in enumerate(io.BufferedReader(file), start=1):
+        for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, file)), start=1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:

@@ -9,6 +9,8 @@ import numpy as np
 
 from geonorm.report.load import Metrics, Series
 
+MOST_POINTS = 400
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -61,7 +63,10 @@ def loss_curve(series: Series, kind: str, window: int = 1) -> Curve | None:
         return None
     values = np.array([[points[step] for step in steps] for points in seeds], dtype=float)
     values = np.stack([running_mean(row, window) for row in values])
-    return Curve(np.array(steps), values.mean(0), values.min(0), values.max(0))
+    # A line a few hundred units wide cannot show more points, and every point costs bytes of the page.
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).round().astype(int))
+    values = values[:, kept]
+    return Curve(np.array(steps)[kept], values.mean(0), values.min(0), values.max(0))
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:

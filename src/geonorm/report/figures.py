@@ -160,7 +160,7 @@ def _depth_panels(run: Run, wanted, title) -> list[Panel]:
             axes.set_ylim(values.min() / 1.25, values.max() * 1.25)
         else:
             axes.set_ylim(0, values.max() * 1.06)
-        _lines(figure, axes, [(one, curve) for one, (curve, _) in pairs], run.series, markers=True)
+        _lines(figure, axes, [(one, curve) for one, (curve, _) in pairs], run.series, markers=depth <= 16)
         ends = ", ".join(f"{one.short} {c.y[0]:.3g} to {c.y[-1]:.3g}" for one, (c, _) in pairs)
         panels.append(Panel(name, f"{heading} by layer, first to last layer: {ends}.", figure))
     return panels

@@ -80,9 +80,12 @@ def _headline(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> str:
     if reference is None or difference is None:
         return f"{name} has the lowest validation loss, {number(best['val_loss_mean'], digits)} nats{tail}"
     other = prose_name(reference, rows)
+    if difference["mean"] >= 0:
+        return f"{name} has the lowest mean loss, but not on what it shares with {other}{tail}"
     if excludes_zero(difference) is False:
         return f"{name} has the lowest loss, but its lead over {other} is within the noise{tail}"
-    return f"{name} ends {number(abs(difference['mean']), digits)} nats below {other}{tail}"
+    seeds = ", with one seed each" if all(row.get("num_seeds") == 1 for row in (best, reference)) else ""
+    return f"{name} ends {number(abs(difference['mean']), digits)} nats below {other}{seeds}{tail}"
 
 
 def _geonorm_loses(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> str:
@@ -109,6 +112,9 @@ def _sentences(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> list[s
             sentences.append(f"It {_compared(best, prose_name(reference), digits)}")
         elif reference is not None and reference["val_loss_mean"] is None:
             sentences.append(f"{prose_name(reference)} has no finished trial, so there is no difference to it.")
+        elif reference is not None:
+            gap = number(reference["val_loss_mean"] - best["val_loss_mean"], digits)
+            sentences.append(f"It ends {gap} nats below {prose_name(reference)}; the run gives no interval for this.")
         if second is not reference:
             gap = number(second["val_loss_mean"] - best["val_loss_mean"], digits)
             sentences.append(
@@ -184,8 +190,8 @@ def _doubts(results: dict[str, Any], rows: list[dict[str, Any]], done: list[dict
             f"{'mostly' if fewest < 4 else 'partly'} chance; more seeds cure both."
         )
     if len(set(seeds)) > 1:
-        doubts.append("The rows do not all rest on the same number of seeds, because some trials did not finish.")
-    grids = {tuple(sorted(row.get("lrs_tried") or [])) for row in rows}
+        doubts.append("The rows do not all rest on the same number of seeds.")
+    grids = {tuple(sorted(row["lrs_tried"])) for row in rows if row.get("lrs_tried")}
     sizes = {len(grid) for grid in grids}
     if sizes == {1}:
         same = " and the same one for all" if len(grids) == 1 else ""

@@ -97,7 +97,7 @@ def prose_name(row: dict[str, Any], rows: Sequence[dict[str, Any]] | None = None
         row: the summary row.
         rows: when given, the options are left out unless another row has the same placement.
     """
-    name = PROSE_NAMES.get(row["placement"], row["placement"])
+    name = PROSE_NAMES.get(row["placement"]) or str(row["placement"])
     alone = rows is not None and sum(other["placement"] == row["placement"] for other in rows) == 1
     return name if alone or not row["options"] else f"{name} ({options_text(row['options'])})"
 

@@ -26,7 +26,12 @@ HEADINGS = {
     "gradient": "Gradient norm by layer",
     "angle": "Angle of each step by layer",
 }
-SHAPE_KEYS = (("depth", "{} layers"), ("width", "width {}"), ("heads", "{} heads"), ("length", "window {}"))
+SHAPE_KEYS = (
+    ("depth", "{} layers"),
+    ("width", f"width{NBSP}{{}}"),
+    ("heads", "{} heads"),
+    ("length", f"window{NBSP}{{}}"),
+)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[S
         the end point of each line as ``(series, x, y)``, and sentences for the caption on what lies outside the axis.
     """
     finished = {id(one): _finished(one) for one in shown}
-    means = [np.mean(values) for rates in finished.values() for values in rates.values()]
     rates = tried_rates(shown)
     axes.set_xscale("log")
     axes.set_xlim(rates[0] / 1.15, rates[-1] * 1.15)
@@ -39,7 +38,8 @@ def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[S
     any_diverged = any(diverged.values())
     room = 0.16 * (high - low) if any_diverged else 0.05 * (high - low)
     axes.set_ylim(low - 0.05 * (high - low), high + room)
-    ends, off_scale = [], False
+    ends: list[tuple[Series, float, float]] = []
+    arrows: dict[float, int] = defaultdict(int)
     crosses: dict[float, int] = defaultdict(int)
     for one in reversed(shown):
         look = style.line_style(one, all_series)
@@ -52,7 +52,10 @@ def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[S
                 if len(values) > 1:
                     axes.plot([lr] * len(values), values, ".", color=look["color"], markersize=3.5, alpha=0.7)
             ends.append((one, float(x[-1]), float(y[-1])))
-            off_scale |= bool(np.any(y > high + room))
+            for lr, loss in points:
+                if loss > high + room:
+                    _arrow(axes, lr, loss, high + room, look["color"], arrows[lr], inward=lr == rates[-1])
+                    arrows[lr] += 1
         for lr in diverged[id(one)]:
             shift = 1 + 0.028 * crosses[lr]
             crosses[lr] += 1
@@ -60,13 +63,21 @@ def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[S
                 lr / shift, high + 0.1 * (high - low), "x", color=look["color"], markersize=7, markeredgewidth=2
             )  # fmt: skip
     if any_diverged:
-        axes.annotate("diverged", (0.01, high + 0.1 * (high - low)), xycoords=("axes fraction", "data"),
-                      color=style.MUTED[0], va="center")  # fmt: skip
+        axes.annotate("\N{MULTIPLICATION SIGN} diverged", (1, 1), (0, 0.22 * 72), xycoords="axes fraction",
+                      textcoords="offset points", color=style.MUTED[0], ha="right", va="center")  # fmt: skip
     notes = " A cross marks a rate at which a trial diverged." if any_diverged else ""
-    if off_scale:
-        worst = max(means)
-        notes += f" What leaves at the top goes to losses off the scale, up to {worst:.2f}."
+    if arrows:
+        notes += " An arrow with a number is a loss off the scale."
     return ends, notes
+
+
+def _arrow(axes: Axes, lr: float, loss: float, top: float, colour: object, rank: int, *, inward: bool) -> None:
+    # Beside the crosses of diverged trials, which stand at the rate itself.
+    side, align = (-9, "right") if inward else (9, "left")
+    axes.annotate(
+        f"\N{UPWARDS ARROW} {loss:.2f}", (lr, top), (side, -1 - 1.2 * style.FONT_SIZE * rank),
+        textcoords="offset points", ha=align, va="top", color=colour, size=style.FONT_SIZE - 1,
+    )  # fmt: skip
 
 
 def _finished(one: Series) -> dict[float, list[float]]:

@@ -127,6 +127,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     svg = svg.replace("url(#", f"url(#{name}-").replace('xlink:href="#', f'href="#{name}-')
     for variable, (light, _) in CSS_COLOURS.items():
         svg = svg.replace(light, f"var(--{variable})")
+    # A hundredth of a unit is far below a pixel; the digits that matplotlib writes beyond it double the page.
+    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     view_box = re.search(r'viewBox="[^"]*"', svg)
     assert view_box is not None
     return re.sub(r"<svg[^>]*>", f'<svg class="plot" role="img" aria-label="{label}" {view_box.group()}>', svg, count=1)

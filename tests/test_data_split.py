@@ -1,0 +1,82 @@
+"""Train and validation by document."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geonorm.data.split import Survey, cut_document, sample_documents
+from geonorm.errors import UserError
+
+
+def survey(documents):
+    found = Survey()
+    for text in documents:
+        found.add(text)
+    return found
+
+
+def val_bytes(documents, split):
+    return sum(len(text.encode()) for text in documents if split.side(text) == "val")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(min_size=1), min_size=2, max_size=20, unique=True), st.sampled_from([0.001, 0.05, 0.5]))
+def test_both_sides_have_documents(documents, fraction):
+    split = survey(documents).split(fraction)
+    assert {split.side(text) for text in documents} == {"train", "val"}
+
+
+def test_the_share_is_near_to_the_wanted_one():
+    rng = np.random.default_rng(0)
+    documents = [f"{number} " * int(rng.integers(1, 2000)) for number in range(400)]
+    total = sum(map(len, documents))
+    for fraction in (0.02, 0.05, 0.3):
+        share = val_bytes(documents, survey(documents).split(fraction)) / total
+        assert abs(share - fraction) <= 0.1 * fraction
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_huge_document_does_not_become_the_validation_side(seed):
+    documents = [f"{seed} " * 100_000, f"{seed} b " * 300, f"{seed} c " * 300]
+    assert val_bytes(documents, survey(documents).split(0.05)) < 5_000
+
+
+def test_side_is_by_content_and_order_does_not_matter():
+    documents = [f"document {number} " * 9 for number in range(300)]
+    forward, backward = survey(documents).split(0.1), survey(reversed(documents)).split(0.1)
+    assert forward == backward
+    assert survey(documents).fingerprint != survey(reversed(documents)).fingerprint
+
+
+def test_no_document_and_one_document():
+    with pytest.raises(UserError, match="no document with text"):
+        survey([]).split(0.1)
+    split = survey(["line\n" * 100] * 3).split(0.1)
+    assert split.parts("line\n" * 100) == [("train", "line\n" * 90), ("val", "line\n" * 10)]
+    with pytest.raises(UserError, match="too short to split"):
+        survey(["x"]).split(0.1).parts("x")
+
+
+@given(st.text(alphabet="a \n", min_size=1), st.floats(0.01, 0.5))
+def test_a_cut_loses_nothing(text, fraction):
+    try:
+        first, second = cut_document(text, fraction)
+    except UserError:
+        return
+    assert first + second == text
+    assert first.strip()
+    assert second.strip()
+
+
+def test_cut_without_line_breaks_is_by_position():
+    assert cut_document("x" * 100, 0.25) == ("x" * 75, "x" * 25)
+
+
+def test_sample_is_bounded_distinct_and_independent_of_order():
+    documents = [f"{number} " * 50 for number in range(500)]
+    sample = sample_documents(documents * 2, 10_000)
+    assert 10_000 <= sum(map(len, sample)) < 10_000 + max(map(len, documents))
+    assert len(set(sample)) == len(sample)
+    assert sample == sample_documents(reversed(documents), 10_000)
+    assert sorted(sample_documents(documents, 10**9)) == sorted(documents)
