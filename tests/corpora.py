@@ -14,9 +14,7 @@ def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
     names, verbs, things = ("Ada", "Ben", "Cleo", "Dan"), ("sees", "takes", "paints"), ("a boat", "the hill", "one key")
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        sentences = [
-            f"{chooser.choice(names)} {chooser.choice(verbs)} {chooser.choice(things)}." for _ in range(60)
-        ]
+        sentences = [f"{chooser.choice(names)} {chooser.choice(verbs)} {chooser.choice(things)}." for _ in range(60)]
         (folder / f"{number:03d}.txt").write_text(f"Story {number}. " + " ".join(sentences), encoding="utf-8")
     return folder
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from corpora import small_corpus
 
+from corpora import small_corpus
 from geonorm import UserError
 from geonorm.data import Windows
 from geonorm.experiments.trials import ModelShape, Trial
@@ -211,7 +212,7 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
     assert factors[10] == 1.0
     assert factors[55] == pytest.approx(0.55)
     assert factors[100] == pytest.approx(0.1)
-    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
 
 
 def test_probe_measures_the_angle_of_each_step(corpus):

@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-EPS = {
-    dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-}
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 # Against 50-digit arithmetic, relative to the largest entry of the row (or 1): a few thousand roundings, 1.8e-12.
 # Nothing in a step of five numbers needs more, and a lost digit in any formula shows as 1e-10 or worse.
@@ -29,7 +27,10 @@ REDUCED = 0.01
 
 
 def step_bound(dtype: torch.dtype, dim: int) -> float:
-    """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d)."""
+    """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d), for ``alpha |u| <= |x|``.
+
+    Beyond that it grows with ``alpha |u| / |x|`` for any formula, since v cannot be known better than u's rounding.
+    """
     return 4 * EPS[dtype] * math.sqrt(dim)
 
 
@@ -42,7 +43,7 @@ def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def worst(got: Tensor, want: Tensor) -> float:
     """Largest error over the largest wanted entry (or 1)."""
-    got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()
+    got, want = torch.as_tensor(got).detach().double(), torch.as_tensor(want).detach().double()
     assert got.shape == want.shape, (got.shape, want.shape)
     if want.numel() == 0:
         return 0.0

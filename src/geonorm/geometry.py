@@ -157,9 +157,7 @@ def step_factor_slopes(
             (1 / (1 + far) - ratio) / (2 * far),
         )
         cos_slope = -0.5 * sin_ratio * speed
-        sin_slope = ratio_slope / p**2 * sinc_of_square(theta_square) + ratio**2 * speed * _sinc_slope(
-            theta_square
-        )
+        sin_slope = ratio_slope / p**2 * sinc_of_square(theta_square) + ratio**2 * speed * _sinc_slope(theta_square)
     if max_angle is None or (limit := angle_limit(p, max_angle)) >= _largest_t(q.dtype):
         return cos_slope, sin_slope
     clamped = q > limit**2
@@ -216,9 +214,7 @@ def row_scale(x: Tensor) -> Tensor:
     if x.shape[-1] == 0:
         return x.new_ones(*x.shape[:-1], 1)
     largest = x.detach().abs().amax(-1, keepdim=True)
-    bits, exponent_mask = (
-        (torch.int64, 0x7FF << 52) if x.dtype == torch.float64 else (torch.int32, 0xFF << 23)
-    )
+    bits, exponent_mask = (torch.int64, 0x7FF << 52) if x.dtype == torch.float64 else (torch.int32, 0xFF << 23)
     power = (largest.view(bits) & exponent_mask).view(x.dtype).clamp_min(torch.finfo(x.dtype).tiny)
     return torch.where((largest > 0) & largest.isfinite(), power, 1.0)
 
@@ -228,10 +224,12 @@ def tangent(x: Tensor, u: Tensor) -> Tensor:
 
     At a zero row there is no direction to remove and u comes back unchanged.
     """
-    unit = x / row_scale(x)
+    unit, size = x / row_scale(x), row_scale(u)
     square = unit.square().sum(-1, keepdim=True)
     unit_square = torch.where(square == 0, 1.0, square)
-    return u - ((u * unit).sum(-1, keepdim=True) / unit_square) * unit
+    # u is brought near 1 as well: its products with x must neither overflow nor fall among the subnormal numbers.
+    part = u / size
+    return (part - ((part * unit).sum(-1, keepdim=True) / unit_square) * unit) * size
 
 
 def retract(

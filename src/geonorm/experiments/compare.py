@@ -15,13 +15,14 @@ from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.environment import environment
 from geonorm.experiments.local import LocalExecutor
-from geonorm.experiments.plan import Plan, make_plan
+from geonorm.experiments.plan import CorpusKey, Plan, make_plan
 from geonorm.experiments.statistics import summarize
 from geonorm.experiments.trials import write_json
 
 CONFIG = "config.yaml"
 RESULTS = "results.json"
 TRIALS = "trials"
+_NAMES_SHOWN = 6
 
 
 def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         "summary": summarize(results, config.out / TRIALS),
         "environment": environment(),
         "settings": plan.settings(),
-        "corpus": corpus.description,
+        "corpus": _corpus_facts(corpus),
         "command": plan.command(),
         "notes": _notes(plan),
     }
@@ -56,15 +57,37 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
 
 def _run(plan: Plan, corpus: Corpus, console: Console) -> list[dict[str, Any]]:
     root = plan.config.out / TRIALS
-    fingerprint = corpus.description["fingerprint"]
-    first = plan.first_trials(fingerprint)
+    key = CorpusKey(corpus.description["fingerprint"], corpus.vocab_size)
+    first = plan.first_trials(key)
     num_later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
     with Display(console, len(first) + num_later, plan.training.steps) as display:
         executor = LocalExecutor(
             plan.jobs, on_start=display.start, on_progress=display.progress, on_finish=display.finish
         )
         results = executor.run(first, root, corpus.path)
-        return results + executor.run(plan.later_trials(results, fingerprint), root, corpus.path)
+        return results + executor.run(plan.later_trials(results, key), root, corpus.path)
+
+
+def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
+    """The corpus in flat form for the results: counts by side, what was skipped and why."""
+    description = corpus.description
+    counts = {
+        f"{count}_{side}": description[count][side]
+        for count in ("num_documents", "num_bytes", "num_tokens")
+        for side in ("train", "val")
+    }
+    skipped = ", ".join(f"{count} x {reason}" for reason, count in description["skipped"].items())
+    names = description["sources"]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return {
+        "name": ", ".join(names[:_NAMES_SHOWN]) + more,
+        **counts,
+        "bytes_per_token": description["bytes_per_token"],
+        "vocab_size": description["vocab_size"],
+        "skipped": skipped or "nothing",
+        "notes": " ".join(description["notes"]) or "none",
+        "fingerprint": description["fingerprint"],
+    }
 
 
 def _check_folder(out: Path, resume: bool) -> None:

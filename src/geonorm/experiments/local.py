@@ -80,7 +80,9 @@ class LocalExecutor:
                     folder = root / trial.id
                     kept = read_result(folder, trial)
                     if kept is None:
+                        # In the list before anyone is told, so that an interrupt from here on ends it too.
                         running.append(self._start(trial, folder, corpus))
+                        self.on_start(running[-1])
                     else:
                         results[trial.id] = kept
                         self.on_finish(trial, kept)
@@ -113,9 +115,7 @@ class LocalExecutor:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
         )
-        running = Running(trial, folder, process, log, time.monotonic())
-        self.on_start(running)
-        return running
+        return Running(trial, folder, process, log, time.monotonic())
 
     def _finish(self, item: Running) -> dict[str, Any]:
         item.log.close()

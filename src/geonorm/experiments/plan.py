@@ -17,6 +17,14 @@ from geonorm.training import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True)
+class CorpusKey:
+    """What a trial has to know of its corpus; the tokenizer of a small corpus can end below the size asked for."""
+
+    fingerprint: str
+    vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A comparison with every value decided."""
 
@@ -62,8 +70,8 @@ class Plan:
                 words.extend(str(item) for item in (value if isinstance(value, tuple) else (value,)))
         return shlex.join(words)
 
-    def first_trials(self, corpus: str) -> list[Trial]:
-        """Trials that need no earlier result, sorted so that a placement's rates do not start all at once."""
+    def first_trials(self, corpus: CorpusKey) -> list[Trial]:
+        """Trials that need no earlier result."""
         seeds = self.config.seeds if self.config.full_grid else self.config.seeds[:1]
         most = max(len(rates) for rates in self.rates)
         return [
@@ -74,7 +82,7 @@ class Plan:
             if index < len(rates)
         ]
 
-    def later_trials(self, results: list[dict[str, Any]], corpus: str) -> list[Trial]:
+    def later_trials(self, results: list[dict[str, Any]], corpus: CorpusKey) -> list[Trial]:
         """Trials of the remaining seeds, each placement at the rate that the first seed chose."""
         if self.config.full_grid:
             return []
@@ -86,9 +94,9 @@ class Plan:
                     trials.append(self._trial(placement, lr, seed, corpus))
         return trials
 
-    def _trial(self, placement: Placement, lr: float, seed: int, corpus: str) -> Trial:
+    def _trial(self, placement: Placement, lr: float, seed: int, corpus: CorpusKey) -> Trial:
         training = dataclasses.replace(self.training, lr=lr, seed=seed)
-        return Trial(placement.name, placement.options(), self.shape, training, self.vocab_size, corpus)
+        return Trial(placement.name, placement.options(), self.shape, training, corpus.vocab_size, corpus.fingerprint)
 
 
 def make_plan(config: CompareConfig) -> Plan:

@@ -90,7 +90,9 @@ class _SphereStep(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides its names
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
         x, u, *rest = ctx.saved_tensors
         alpha_tensor = rest[0] if rest else None
         dtype = _arithmetic_dtype(x, u)

@@ -59,8 +59,8 @@ def sphere_step(
             backward, saves x and u only).
 
     Returns:
-        ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|`` may be
-        up to about 1e18; beyond that t squared leaves float32.
+        ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|``
+        may be up to about 1e18; beyond that t squared leaves float32.
 
     Raises:
         UserError: shapes differ, an input is not floating point, alpha, max_angle or radius is not positive, or a

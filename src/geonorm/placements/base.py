@@ -1,7 +1,7 @@
 """What a placement is: the contract that every file in this folder fulfils.
 
-A placement decides what happens to the residual stream around each sub-layer. It is a frozen set of options; the modules
-it makes are its connections, one a sub-layer. The stream is opaque: whatever ``enter`` returns is handed from
+A placement decides what happens to the residual stream around each sub-layer. It is a frozen set of options; the
+modules it makes are its connections, one a sub-layer. The stream is opaque: whatever ``enter`` returns is handed from
 connection to connection and given to ``exit``, so that schemes with two streams fit as well.
 """
 
@@ -157,7 +157,10 @@ def check_flag(placement: Placement, *names: str) -> None:
 
 
 def unit_rms(h: Tensor) -> Tensor:
-    """Bring each row to RMS 1, that is length sqrt(d); zero rows stay zero. ``[..., d]``, arithmetic in float32."""
+    """Bring each row to RMS 1, that is length sqrt(d), in any floating dtype; arithmetic in float32 at least.
+
+    ``[..., d]``. A zero row stays zero and passes its gradient on times sqrt(d), so that it can leave zero.
+    """
     wide = h.to(torch.promote_types(h.dtype, torch.float32))
     # Scaled first, so that one over the length of a very short row stays finite.
     row = wide / geometry.row_scale(wide)

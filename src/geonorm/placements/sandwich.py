@@ -14,8 +14,8 @@ class SandwichNorm(Placement):
     """``x <- x + N2(f(N1(x)))``: the sub-layer reads and returns rows of unit size.
 
     Options:
-        normalize_entry: bring the embeddings to RMS 1 first. On by default: updates of unit size drown an embedding drawn
-            with a small standard deviation.
+        normalize_entry: bring the embeddings to RMS 1 first. On by default: updates of unit size drown an embedding
+            drawn with a small standard deviation.
     """
 
     name = "sandwich"

@@ -1,0 +1,85 @@
+"""The options of geonorm: step sizes, learnable alpha, normalised updates."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from geonorm import geometry
+from geonorm.placements import Wiring, unit_rms
+from geonorm.schedules import step_sizes
+from placement_table import Recorder, wired
+from tolerances import EPS
+
+# --- step sizes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", ["harmonic", "sqrt", "linear", "none"])
+def test_layers_share_a_step_or_sublayers_count_apart(decay):
+    for per in ("layer", "sublayer"):
+        wiring = Wiring("geonorm", 8, 5, decay=decay, per=per, alpha=2.0)
+        got = [connection.connection.alpha for connection in wiring.connections]
+        if per == "layer":
+            want = [size for size in step_sizes(decay, 2.0, 5) for _ in range(2)]
+        else:
+            want = step_sizes(decay, 2.0, 10)
+        assert got == want
+
+
+def test_learnable_alpha_starts_where_it_should_and_learns():
+    for alpha in (1e-4, 0.3, 1.0, 40.0):
+        wiring = Wiring("geonorm", 8, 3, alpha=alpha, learnable=True)
+        fixed = Wiring("geonorm", 8, 3, alpha=alpha)
+        for one, other in zip(wiring.connections, fixed.connections, strict=True):
+            assert one.connection.raw_alpha.shape == (1,)
+            assert float(one.connection.alpha.detach()) == pytest.approx(other.connection.alpha, rel=1e-5)
+    connection = wired("geonorm", 8, torch.float64, learnable=True, max_angle=None)
+    x, u, g = (torch.randn(6, 8, dtype=torch.float64) for _ in range(3))
+    x = unit_rms(x)
+    raw = connection.connection.raw_alpha
+    (connection(x, Recorder(u)) * g).sum().backward()
+    with torch.no_grad():
+        values = []
+        for shift in (1e-6, -1e-6):
+            raw += shift
+            values.append(float((connection(x, Recorder(u)) * g).sum()))
+            raw -= shift
+    assert float(raw.grad) == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6)
+    assert [name for name, _ in wired("geonorm", 8, torch.float32).named_parameters()] == []
+
+
+def test_learnable_alpha_survives_saving_copying_and_reset():
+    wiring = Wiring("geonorm", 8, 2, learnable=True)
+    for parameter in wiring.parameters():
+        nn.init.constant_(parameter, 0.123)
+    other = Wiring("geonorm", 8, 2, learnable=True)
+    other.load_state_dict(wiring.state_dict())
+    x, u = torch.randn(3, 8), Recorder(torch.randn(3, 8))
+    for twin in (other, copy.deepcopy(wiring)):
+        assert torch.equal(twin.connections[1](x, u), wiring.connections[1](x, u))
+    raw = wiring.connections[2].connection
+    raw.reset_parameters()
+    assert float(raw.alpha.detach()) == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("retraction", ["exponential", "projection", "cayley", 3.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_normalized_updates_bound_the_angle_by_phi_of_alpha(dtype, retraction):
+    options = {"normalize_update": True, "max_angle": None, "alpha": 1.5, "decay": "sqrt", "retraction": retraction}
+    connection = wired("geonorm", 32, dtype, **options)
+    alpha = 1.5 / math.sqrt(2)
+    p = geometry.retraction_exponent(retraction)
+    phi = alpha if p == math.inf else p * math.atan(alpha / p)
+    x = unit_rms(torch.randn(100, 32)).to(dtype)
+    u = (torch.randn(100, 32) * torch.logspace(-6, 6, 100)[:, None]).to(dtype)
+    angle = geometry.angle(x.double(), connection(x, Recorder(u)).double())
+    assert float(angle.max()) <= phi * (1 + 4 * EPS[dtype])
+    assert float(angle[u.double().square().mean(-1) > 1].min()) > 0.5 * phi
+    # Smooth where the update vanishes or has no tangent part.
+    leaf = torch.stack([torch.zeros(32), x[0].float(), -x[1].float()]).to(dtype).requires_grad_()
+    connection(x[:3], Recorder(leaf)).sum().backward()
+    assert bool(leaf.grad.isfinite().all())
