@@ -325,7 +325,7 @@ def test_one_seed_gives_every_placement_the_same_draws_up_to_scale():
 
 
 def test_init_report_of_a_stock_model_says_what_to_do():
-    with pytest.raises(UserError, match="is a stock model; call geonorm.models.rewire"):
+    with pytest.raises(UserError, match=r"is a stock model; call geonorm\.models\.rewire"):
         init_report(stock_model())
 
 

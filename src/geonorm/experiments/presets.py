@@ -38,7 +38,7 @@ class Preset:
 
 
 _FIVE: tuple[str, ...] = ("geonorm", "pre", "post", "deepnorm", "sandwich")
-_GRID = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
+_GRID: dict[str, tuple[float, ...]] = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
 
 PRESETS: dict[str, Preset] = {
     "demo": Preset(

@@ -13,8 +13,8 @@ __all__ = [
     "InitRow",
     "base_model",
     "blocks",
-    "supported_families",
     "init_report",
     "init_weights",
     "rewire",
+    "supported_families",
 ]

@@ -86,6 +86,6 @@ def adapter_for(model: nn.Module) -> Adapter:
         if type(model) in classes:
             return adapter
     raise UserError(
-        f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} (decoder with or without "
-        "a language-model head)"
+        f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} "
+        "(decoder with or without a language-model head)"
     )
