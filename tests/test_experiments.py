@@ -10,6 +10,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +253,13 @@ def test_misspelt_option_exits_with_2_and_suggests(capsys):
     assert "--steps" in capsys.readouterr().err
 
 
+def test_missing_extra_names_the_remedy():
+    code = "import sys; sys.modules['tyro'] = None; from geonorm.cli import main; sys.exit(main(['placements']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: tyro is not installed; run pip install 'geonorm[train]'\n"
+
+
 def test_listing_placements(capsys):
     assert main(["placements"]) == 0
     printed = capsys.readouterr().out
@@ -360,6 +369,19 @@ def test_summary_of_one_seed_is_over_windows(tmp_path):
     assert wide == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(300), rel=0.2)
     assert narrow < wide / 20
     assert rows[0]["difference"]["ci"][1] < 0
+
+
+def test_reference_is_plain_pre_or_else_its_best_variant(tmp_path):
+    variants = [
+        {**trial_result(f"pre({number})", 1e-3, 0, loss), "placement": "pre", "options": {"normalize_entry": True}}
+        for number, loss in enumerate((2.2, 2.1))
+    ]
+    geonorm = trial_result("geonorm", 1e-3, 0, 2.0)
+    rows = summarize([*variants, geonorm], tmp_path)
+    assert rows[0]["difference"]["reference"] == "pre(1)"
+    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 3.0)], tmp_path)
+    assert rows[0]["difference"]["reference"] == "pre"
+    assert summarize([geonorm], tmp_path)[0]["difference"] is None
 
 
 def test_intervals_at_the_edges():

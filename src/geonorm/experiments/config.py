@@ -1,9 +1,19 @@
 """Options of ``geonorm compare``. Imports nothing heavy, so that help texts appear at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+_FROM_PRESET = "(default: from the preset)"
+_Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_FROM_PRESET)]
+_Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_FROM_PRESET)]
+_Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_FROM_PRESET)]
+_Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_PRESET)]
+_Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_PRESET)]
+_Jobs = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
+_Paths = Annotated[tuple[Path, ...], tyro.conf.arg(help_behavior_hint="(default: the embedded corpus)")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,47 +23,47 @@ class CompareConfig:
     What is left out comes from the preset.
     """
 
-    placements: tuple[str, ...] = ()
+    placements: _Texts = ()
     """Placements, each NAME or NAME:OPTION=VALUE,... such as geonorm:decay=sqrt"""
-    data: tuple[Path, ...] = ()
-    """Text, jsonl or parquet files, or folders of them; without it, text that is on every machine"""
+    data: _Paths = ()
+    """Text, jsonl or parquet files, or folders of them; without any, text that is on every machine"""
     preset: str = "demo"
     """demo, small or tiny"""
     out: Path = Path("runs/compare")
     """Folder for results, report and one folder a trial"""
     resume: bool = False
     """Continue in a folder that exists: finished trials are kept"""
-    steps: int | None = None
+    steps: _Int = None
     """Optimiser steps a trial"""
-    lrs: tuple[float, ...] = ()
+    lrs: _Floats = ()
     """Peak learning rates to try, the same for every placement"""
     seeds: tuple[int, ...] = (0,)
     """Seeds. With several rates the first seed chooses each placement's rate and the others run at it alone"""
     full_grid: bool = False
     """Run every learning rate with every seed"""
-    jobs: int | None = None
-    """Trials side by side, one thread each; all cores by default"""
-    width: int | None = None
+    jobs: _Jobs = None
+    """Trials side by side, one thread each"""
+    width: _Int = None
     """Width of the model"""
-    depth: int | None = None
+    depth: _Int = None
     """Number of layers"""
-    heads: int | None = None
+    heads: _Int = None
     """Attention heads"""
-    length: int | None = None
+    length: _Int = None
     """Tokens a window"""
-    batch: int | None = None
+    batch: _Int = None
     """Windows a step"""
-    accumulation: int | None = None
+    accumulation: _Int = None
     """Micro-batches that a step is split into"""
-    warmup: int | None = None
+    warmup: _Int = None
     """Steps of warm-up; a tenth of --steps if that is given"""
-    precision: str | None = None
+    precision: _Text = None
     """fp32 or bf16 (autocast)"""
-    weight_decay: float | None = None
+    weight_decay: _Float = None
     """AdamW's weight decay"""
-    vocab_size: int | None = None
+    vocab_size: _Int = None
     """Size of the tokenizer trained on the data; 257 means bytes"""
-    eval_windows: int | None = None
+    eval_windows: _Int = None
     """Validation windows"""
-    eval_every: int | None = None
+    eval_every: _Int = None
     """Steps between evaluations"""

@@ -56,13 +56,13 @@ def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]
     for result in results:
         groups[result["label"]].append(result)
     rows = [_row(label, trials, root) for label, trials in groups.items()]
-    reference = next((row for row in rows if row["label"] == REFERENCE and row["val_loss_mean"] is not None), None)
+    rows.sort(key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
+    reference = _reference(rows)
     for row in rows:
         row["difference"] = _difference(row, reference) if reference else None
     for row in rows:
-        row.pop("_losses")
-        row.pop("_windows")
-    return sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
+        del row["_losses"], row["_windows"]
+    return rows
 
 
 def best_lr(trials: list[dict[str, Any]]) -> float | None:
@@ -80,6 +80,12 @@ def best_lr(trials: list[dict[str, Any]]) -> float | None:
         if shared and all(group[seed]["status"] == "ok" for seed in shared)
     }
     return min(means, key=lambda lr: means[lr]) if means else None
+
+
+def _reference(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Plain Pre-Norm where it was run, else the best of its variants, else None; ``rows`` come best first."""
+    finished = [row for row in rows if row["placement"] == REFERENCE and row["val_loss_mean"] is not None]
+    return next((row for row in finished if not row["options"]), finished[0] if finished else None)
 
 
 def _row(label: str, trials: list[dict[str, Any]], root: Path) -> dict[str, Any]:

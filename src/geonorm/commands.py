@@ -1,0 +1,51 @@
+"""The commands behind the command line, one function each; its signature is its options."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import tyro
+
+from geonorm.experiments.config import CompareConfig
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def compare(config: CompareConfig) -> int:
+    """Train one small model for every placement under equal conditions, and report."""
+    from rich.console import Console
+
+    from geonorm.experiments.compare import compare as run
+    from geonorm.report import summary_table, write_report
+
+    console = Console()
+    results = run(config, console)
+    console.print(summary_table(results))
+    console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if any(trial["status"] == "failed" for trial in results["trials"]) else 0
+
+
+@tyro.conf.configure(tyro.conf.Positional)
+def report(out: Path) -> int:
+    """Write the report of a finished comparison again.
+
+    Args:
+        out: folder of the comparison.
+    """
+    from geonorm.report import write_report
+
+    print(f"report: {write_report(out)}")
+    return 0
+
+
+def placements() -> int:
+    """List the placements with their options and defaults."""
+    from geonorm.placements import REGISTRY
+
+    for name, kind in REGISTRY.items():
+        options = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind)) or "no options"
+        summary = (inspect.getdoc(kind) or "").split("\n")[0].replace("``", "")
+        print(f"{name}: {summary}\n    {options}")
+    return 0
+
+
+COMMANDS = {"compare": compare, "report": report, "placements": placements}

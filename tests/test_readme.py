@@ -1,0 +1,35 @@
+"""The README's examples run as they stand, and what it promises is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example_runs(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(EXAMPLES[number], f"README example {number}", "exec"), names)
+    if "hidden" in names:
+        assert names["hidden"].shape == (8, 16, 64)
+    else:
+        assert type(names["same"]) is type(names["model"])
+
+
+def test_there_are_examples_and_every_linked_file_exists():
+    assert len(EXAMPLES) == 2
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = set(re.findall(r"make ([a-z-]+)", README))
+    assert {"demo", "test"} <= named <= set(targets)
