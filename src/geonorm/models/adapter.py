@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from geonorm.errors import UserError
+from geonorm.placements import Placement, create
 from geonorm.placements.base import Role
 
 
@@ -89,3 +90,8 @@ def adapter_for(model: nn.Module) -> Adapter:
         f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} "
         "(decoder with or without a language-model head)"
     )
+
+
+def config_placement(config: Any) -> Placement:
+    """Return the placement that a configuration of ours names."""
+    return create(config.placement, **(config.placement_options or {}))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter, adapter_for
-from geonorm.placements import InitRule, base_std
+from geonorm.models.adapter import Adapter, adapter_for, config_placement
+from geonorm.placements import base_std
 from geonorm.placements.base import WEIGHT_ROLES, Placement, Role
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -88,8 +88,6 @@ def init_report(model: nn.Module) -> list[InitRow]:
 
 
 def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
-    from geonorm.models.rewiring import config_placement
-
     adapter = adapter_for(model)
     config: Any = model.config
     if type(config) is not adapter.rewired["config"]:
@@ -117,6 +115,3 @@ def _num_layers(model: nn.Module) -> int:
 def _base(model: nn.Module) -> float:
     config: Any = model.config
     return base_std(config.hidden_size, config.initializer_range)
-
-
-__all__ = ["InitRow", "InitRule", "init_parameter", "init_report", "init_weights"]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from geonorm.models.adapter import adapter_for
+from geonorm.models.adapter import adapter_for, config_placement
 from geonorm.models.init import init_parameter, init_weights
-from geonorm.models.rewiring import config_placement, install
+from geonorm.models.rewiring import install
 from geonorm.placements import create
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter, adapter_for
+from geonorm.models.adapter import Adapter, adapter_for, config_placement
 from geonorm.models.blocks import rewire_block
 from geonorm.models.init import init_weights
 from geonorm.placements import Placement, Site, create
@@ -56,11 +56,6 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
             module.config = new
     install(model, adapter, chosen)
     return init_weights(model) if init else model
-
-
-def config_placement(config: Any) -> Placement:
-    """Return the placement that a configuration of ours names."""
-    return create(config.placement, **(config.placement_options or {}))
 
 
 def base_model(model: nn.Module) -> nn.Module:
