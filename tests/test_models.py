@@ -286,6 +286,35 @@ def test_every_weight_is_drawn_by_its_rule(variant, tied):
         assert steps == pytest.approx([1.0, 1 / math.sqrt(2)])
 
 
+@pytest.mark.parametrize("start", ["stock", "rewired"])
+def test_weights_from_a_checkpoint_can_be_drawn_anew(start, tmp_path):
+    if start == "stock":
+        stock_model(hidden_size=64).save_pretrained(tmp_path)
+        model = rewire(LlamaForCausalLM.from_pretrained(tmp_path), "deepnorm", init=True)
+    else:
+        rewired("geonorm learnable", hidden_size=64).save_pretrained(tmp_path)
+        model = init_weights(AutoModelForCausalLM.from_pretrained(tmp_path))
+    for row in init_report(model):
+        if row.role in WEIGHT_ROLES:
+            assert row.std == pytest.approx(row.expected_std, rel=4 / math.sqrt(2 * math.prod(row.shape))), row
+        elif row.role == "norm":
+            assert (row.std, row.mean) == (0.0, 1.0), row
+    if start == "rewired":
+        assert blocks(model)[0].attention_connection.alpha.item() == pytest.approx(1.0)
+
+
+def test_bfloat16_model_survives_reload_and_keeps_one_dtype(ids, tmp_path):
+    name, options = VARIANTS["geonorm learnable"]
+    model = rewire(stock_model().to(torch.bfloat16), name, **options)
+    with torch.no_grad():
+        model.model.layers[0].attention_connection.raw_alpha.fill_(0.1234567)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert {p.dtype for p in rewire(stock_model().to(torch.bfloat16), "sandwich").parameters()} == {torch.bfloat16}
+
+
 def test_base_std_follows_the_width():
     assert base_std(768) == 0.02
     model = AutoModelForCausalLM.from_config(

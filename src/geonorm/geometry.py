@@ -202,7 +202,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def row_scale(x: Tensor) -> Tensor:
-    """Power of two at or below the largest magnitude of each row, ``[..., d] -> [..., 1]``; 1 for a zero row.
+    """Power of two near the largest magnitude of each row, ``[..., d] -> [..., 1]``; 1 for a zero row.
 
     Dividing by it is exact, so a row gives the same bits whether it was scaled or not. Carries no gradient.
 
@@ -246,7 +246,7 @@ def retract(
         x: points, ``[..., d]``.
         w: steps, the same shape, tangent at x (see :func:`tangent`); ``t = |w| / |x|`` is in radians.
         retraction: see :func:`retraction_exponent`.
-        max_angle: upper limit of theta in radians, or None.
+        max_angle: upper limit of theta, the angle travelled, in radians (above pi a step can come back), or None.
         radius: length of the result; None keeps the length of x.
 
     Returns:

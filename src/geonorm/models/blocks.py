@@ -79,4 +79,4 @@ def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site:
     }
     for sublayer in SUBLAYERS:
         connection = placement.connection(Site(site.layer, sublayer, site.num_layers))
-        block.add_module(connection_name(sublayer), connection.to(device=like.device))
+        block.add_module(connection_name(sublayer), connection.to(device=like.device, dtype=like.dtype))

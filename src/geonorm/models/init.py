@@ -40,29 +40,30 @@ def init_weights(model: Model) -> Model:
     Raises:
         UserError: the model is not a rewired one, or a parameter has no known role.
     """
-    adapter, placement = _rewired(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            init_parameter(model, adapter, placement, name, parameter)
+            init_parameter(model, name, parameter, nn.init)
     return model
 
 
-def init_parameter(model: nn.Module, adapter: Adapter, placement: Placement, name: str, parameter: Tensor) -> None:
-    """Draw one parameter, given its name in the model."""
-    # transformers' own initialisers leave a parameter alone that came from a checkpoint.
-    from transformers import initialization as guarded
+def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers: Any) -> None:
+    """Draw one parameter of a rewired model, given its name there.
 
+    ``initializers`` offers ``normal_``, ``ones_``, ``zeros_`` and ``constant_``: ``torch.nn.init``, or transformers'
+    own, which leave a parameter alone that came from a checkpoint.
+    """
+    adapter, placement = _rewired(model)
     role = _role(model, adapter, name)
     if role == "norm":
-        guarded.ones_(parameter)
+        initializers.ones_(parameter)
     elif role == "bias":
-        guarded.zeros_(parameter)
+        initializers.zeros_(parameter)
     elif role == "alpha":
         connection: Any = model.get_submodule(name.rpartition(".")[0])
-        guarded.constant_(parameter, connection.initial_raw_alpha)
+        initializers.constant_(parameter, connection.initial_raw_alpha)
     else:
         rule = placement.init_rule(role, _num_layers(model))
-        guarded.normal_(parameter, 0.0, rule.std(parameter.shape, _base(model)))
+        initializers.normal_(parameter, 0.0, rule.std(parameter.shape, _base(model)))
 
 
 def init_report(model: nn.Module) -> list[InitRow]:

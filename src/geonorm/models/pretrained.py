@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization
 
 from geonorm.models.adapter import adapter_for, config_placement
 from geonorm.models.init import init_parameter, init_weights
@@ -46,13 +47,12 @@ class RewiredModelMixin:
     def _init_weights(self, module: nn.Module) -> None:
         """Draw the parameters of one module that a checkpoint did not have; transformers calls this."""
         assert isinstance(self, nn.Module)
-        adapter, placement = adapter_for(self), config_placement(self.config)
         prefix = next((name for name, child in self.named_modules() if child is module), None)
         if prefix is None or not isinstance(prefix, str):
             return
         own = list(module.named_parameters(recurse=False))
         for name, parameter in own:
-            init_parameter(self, adapter, placement, f"{prefix}.{name}" if prefix else name, parameter)
+            init_parameter(self, f"{prefix}.{name}" if prefix else name, parameter, initialization)
         if not own:
             # Buffers, such as rotary frequencies, are the stock class's business.
             super()._init_weights(module)  # type: ignore[misc]

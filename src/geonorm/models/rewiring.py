@@ -27,7 +27,8 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
     Args:
         model: a decoder of a supported family, with or without a language-model head.
         placement: a name from :func:`geonorm.placements.available`, or a placement.
-        init: draw all weights anew by the placement's init rules (see :func:`geonorm.models.init_weights`).
+        init: draw all weights anew by the placement's init rules (see :func:`geonorm.models.init_weights`); the
+            configuration's ``initializer_range`` then counts as the standard deviation at width 768.
         options: the placement's options.
 
     Returns:

@@ -52,7 +52,7 @@ def sphere_step(
             tensor is not checked, because reading it would stall a GPU.
         retraction: ``"exponential"`` (theta = t), ``"projection"`` (atan t), ``"cayley"`` (2 atan(t/2)) or a number p
             from 1e-6 to 1e6 (p atan(t/p), arXiv 2608.02668).
-        max_angle: upper limit of theta in radians, or None for no limit.
+        max_angle: upper limit of theta, the angle travelled, in radians (above pi a step can come back), or None.
         radius: length of every row of the result; None keeps the length of x. Give it where many steps follow each
             other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
         impl: ``"auto"``, ``"reference"`` (plain composition, differentiable twice) or ``"autograd"`` (analytic

@@ -144,6 +144,24 @@ class Placement:
         return f"{self.name}({changed})" if changed else self.name
 
 
+@dataclasses.dataclass(frozen=True)
+class EntryPlacement(Placement):
+    """A placement that can bring the embeddings to RMS 1 first.
+
+    Options:
+        normalize_entry: whether it does.
+    """
+
+    normalize_entry: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag(self, "normalize_entry")
+
+    def enter(self, h: Tensor) -> Tensor:
+        """Return the embeddings at RMS 1, or as they are."""
+        return unit_rms(h) if self.normalize_entry else h
+
+
 def check_flag(placement: Placement, *names: str) -> None:
     """Check that these options are true or false.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch import Tensor
-
-from geonorm.placements.base import Connection, InitRule, Placement, Role, Site, check_flag, unit_rms
+from geonorm.placements.base import Connection, EntryPlacement, InitRule, Role, Site
 from geonorm.placements.post import ScaledPostConnection
 
 
 @dataclasses.dataclass(frozen=True)
-class DeepNorm(Placement):
+class DeepNorm(EntryPlacement):
     """``x <- N(alpha x + f(x))``, ``alpha = (2L)^(1/4)``, Xavier gain ``beta = (8L)^(-1/4)``.
 
     The gain goes to the value, attention output and all MLP weights; query and key have gain 1 (arXiv 2203.00555,
@@ -25,11 +23,6 @@ class DeepNorm(Placement):
     norms = ("stream",)
     final_norm = False
 
-    normalize_entry: bool = True
-
-    def __post_init__(self) -> None:
-        check_flag(self, "normalize_entry")
-
     @staticmethod
     def alpha(num_layers: int) -> float:
         """Weight of the stream in a decoder of this depth."""
@@ -39,10 +32,6 @@ class DeepNorm(Placement):
     def beta(num_layers: int) -> float:
         """Xavier gain in a decoder of this depth."""
         return (8 * num_layers) ** -0.25
-
-    def enter(self, h: Tensor) -> Tensor:
-        """Return the embeddings at RMS 1, or as they are."""
-        return unit_rms(h) if self.normalize_entry else h
 
     def connection(self, site: Site) -> Connection:
         """Make the weighted addition and norm for one sub-layer."""

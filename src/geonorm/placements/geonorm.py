@@ -26,8 +26,8 @@ class GeoNorm(Placement):
         decay: how steps shrink with depth, see :func:`geonorm.schedules.step_sizes`.
         per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
         retraction: ``"exponential"``, ``"projection"``, ``"cayley"`` or a positive number p.
-        max_angle: upper limit of the angle of one step in radians, or None. The default, pi/4, keeps training stable at
-            learning rates where the bare exponential map wraps around the sphere.
+        max_angle: upper limit of the angle that one step travels, in radians, or None. The default, pi/4, keeps
+            training stable at learning rates where the bare exponential map wraps around the sphere.
         learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
         normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
     """
@@ -44,7 +44,8 @@ class GeoNorm(Placement):
 
     def __post_init__(self) -> None:
         step_sizes(self.decay, self.alpha, 1)
-        retraction_exponent(self.retraction)
+        if retraction_exponent(self.retraction) == math.inf and self.retraction != "exponential":
+            raise UserError("`retraction` with an infinite p is the exponential map; write 'exponential'")
         if self.max_angle is not None:
             check_positive("max_angle", self.max_angle)
         if self.per not in ("layer", "sublayer"):
@@ -95,7 +96,7 @@ class SphereConnection(Connection):
     @property
     def alpha(self) -> float | Tensor:
         """Step size: a number, or a tensor of shape ``[1]`` where it is learnable."""
-        return self.initial_alpha if self.raw_alpha is None else functional.softplus(self.raw_alpha)
+        return self.initial_alpha if self.raw_alpha is None else functional.softplus(self.raw_alpha.float())
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Take the step that the sub-layer asks for."""

@@ -6,11 +6,11 @@ import dataclasses
 
 from torch import Tensor
 
-from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
+from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sublayer
 
 
 @dataclasses.dataclass(frozen=True)
-class PostNorm(Placement):
+class PostNorm(EntryPlacement):
     """``x <- N(x + f(x))``; the last of these norms takes the place of the final norm.
 
     Options:
@@ -20,15 +20,6 @@ class PostNorm(Placement):
     name = "post"
     norms = ("stream",)
     final_norm = False
-
-    normalize_entry: bool = True
-
-    def __post_init__(self) -> None:
-        check_flag(self, "normalize_entry")
-
-    def enter(self, h: Tensor) -> Tensor:
-        """Return the embeddings at RMS 1, or as they are."""
-        return unit_rms(h) if self.normalize_entry else h
 
     def connection(self, site: Site) -> Connection:
         """Make the addition and norm for one sub-layer."""

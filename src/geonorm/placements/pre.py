@@ -9,19 +9,17 @@ from torch import Tensor
 
 from geonorm.placements.base import (
     Connection,
+    EntryPlacement,
     InitRule,
     Norms,
-    Placement,
     Role,
     Site,
     Sublayer,
-    check_flag,
-    unit_rms,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class PreNorm(Placement):
+class PreNorm(EntryPlacement):
     """``x <- x + f(N(x))``; the stock wiring of Llama and GPT-2, bit for bit.
 
     Options:
@@ -32,13 +30,6 @@ class PreNorm(Placement):
     norms = ("input",)
 
     normalize_entry: bool = False
-
-    def __post_init__(self) -> None:
-        check_flag(self, "normalize_entry")
-
-    def enter(self, h: Tensor) -> Tensor:
-        """Return the embeddings as they are, or at RMS 1."""
-        return unit_rms(h) if self.normalize_entry else h
 
     def connection(self, site: Site) -> Connection:
         """Make the addition for one sub-layer."""

@@ -6,11 +6,11 @@ import dataclasses
 
 from torch import Tensor
 
-from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
+from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sublayer
 
 
 @dataclasses.dataclass(frozen=True)
-class SandwichNorm(Placement):
+class SandwichNorm(EntryPlacement):
     """``x <- x + N2(f(N1(x)))``: the sub-layer reads and returns rows of unit size.
 
     Options:
@@ -20,15 +20,6 @@ class SandwichNorm(Placement):
 
     name = "sandwich"
     norms = ("input", "output")
-
-    normalize_entry: bool = True
-
-    def __post_init__(self) -> None:
-        check_flag(self, "normalize_entry")
-
-    def enter(self, h: Tensor) -> Tensor:
-        """Return the embeddings at RMS 1, or as they are."""
-        return unit_rms(h) if self.normalize_entry else h
 
     def connection(self, site: Site) -> Connection:
         """Make the addition for one sub-layer."""
