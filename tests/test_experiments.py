@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import io
 import json
 import math
@@ -17,16 +19,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from filelock import FileLock
 
 from corpora import write_documents
+from geonorm import UserError
 from geonorm.cli import main
-from geonorm.experiments import CompareConfig, local
+from geonorm.experiments import CompareConfig
+from geonorm.experiments.display import Display
 from geonorm.experiments.local import LocalExecutor
 from geonorm.experiments.plan import CorpusKey, make_plan
 from geonorm.experiments.presets import PRESETS
 from geonorm.experiments.statistics import best_lr, bootstrap_interval, summarize, t_interval
-from geonorm.experiments.trials import ModelShape, Trial, read_result, write_json
+from geonorm.experiments.trials import ModelShape, Trial, folder_holds_another, read_result
 from geonorm.placements import available
+from geonorm.storage import write_json
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
 
@@ -198,7 +204,9 @@ def test_an_interrupt_ends_every_process(tmp_path, data, monkeypatch, capsys):
 
     monkeypatch.setattr("geonorm.experiments.display.Display.start", interrupt)
     assert run_compare(tmp_path / "run", data, "--jobs", "2") == 130
-    assert "--resume" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "--resume" in captured.out
+    assert captured.err == "interrupted\n"
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
 
@@ -225,6 +233,8 @@ def test_a_diverged_trial_is_a_result(tmp_path, data):
         (["--jobs", "0"], "`jobs` must be a whole number of at least 1"),
         (["--precision", "fp8"], "`precision` must be 'fp32' or 'bf16'"),
         (["--vocab-size", "100"], "`vocab_size` must be a whole number of at least 257"),
+        (["--vocab-size", "0"], "`vocab_size` must be a whole number of at least 257"),
+        (["--placements", "geonorm:retraction=inf"], "write 'exponential'"),
         (["--length", "100000"], "use a shorter length or more text"),
         (["--data", "nowhere.txt"], "nowhere.txt"),
     ],
@@ -323,6 +333,55 @@ def trial_result(label: str, lr: float, seed: int, loss: float | None, status: s
     }
 
 
+def test_a_preset_without_a_rate_for_a_placement_asks_for_one(monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], lrs={"pre": (1e-3,)}))
+    with pytest.raises(UserError, match="no learning rate for placement 'post'; give --lrs"):
+        make_plan(CompareConfig(preset="tiny", placements=("post",)))
+    assert make_plan(CompareConfig(preset="tiny", placements=("post",), lrs=(1e-3,))).rates == ((1e-3,),)
+
+
+def test_results_are_whole_after_every_trial(tmp_path, data, monkeypatch):
+    seen = []
+    original = Display.finish
+
+    def finish(self, trial, result):
+        if seen:
+            seen.append(results_in(tmp_path / "run"))
+        seen.append(None)
+        original(self, trial, result)
+
+    monkeypatch.setattr(Display, "finish", finish)
+    assert run_compare(tmp_path / "run", data, "--placements", "pre", "post", "--jobs", "1") == 0
+    halfway = seen[1]
+    assert [trial["placement"] for trial in halfway["trials"]] == ["pre"]
+    assert "The comparison is not finished: 1 of 2 trials have ended." in halfway["notes"]
+    assert not any("not finished" in note for note in results_in(tmp_path / "run")["notes"])
+
+
+def test_two_processes_do_not_share_a_folder(finished, tmp_path, capsys):
+    out, words = copied(finished, tmp_path)
+    with FileLock(out / ".lock"):
+        assert main(words) == 2
+    assert "another process is running a comparison" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, data, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_compare(tmp_path / "file" / "run", data) == 2
+    assert "is or lies in a file" in capsys.readouterr().err
+
+
+def test_an_error_of_the_disk_is_one_line(tmp_path, data, monkeypatch, capsys):
+    def full(self, trials, root, corpus):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+
+    monkeypatch.setattr(LocalExecutor, "run", full)
+    assert run_compare(tmp_path / "run", data) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: No space left on device (")
+    assert error.count("\n") == 1
+
+
 def test_best_rate_compares_shared_seeds_only():
     trials = [
         trial_result("pre", 1e-3, 0, 2.0),
@@ -333,6 +392,27 @@ def test_best_rate_compares_shared_seeds_only():
     assert best_lr(trials) == 1e-3
     assert best_lr(trials[3:]) is None
     assert best_lr([]) is None
+
+
+def test_a_row_that_lost_a_seed_says_so_and_does_not_lead(tmp_path):
+    """Whether one rate or several were tried: the survivors' mean is shown, marked, below every whole row."""
+    trials = [trial_result("pre", 1e-3, seed, 2.0 + seed / 10) for seed in range(3)]
+    trials += [trial_result("post", 1e-3, seed, loss) for seed, loss in ((0, 1.8), (1, 1.81))]
+    trials += [trial_result("post", 1e-3, 2, None, "diverged")]
+    trials += [trial_result("sandwich", lr, 0, loss) for lr, loss in ((1e-3, 1.7), (2e-3, 1.9))]
+    trials += [trial_result("sandwich", 1e-3, 1, None, "diverged"), trial_result("sandwich", 1e-3, 2, 1.72)]
+    rows = summarize(trials, tmp_path)
+    assert [row["label"] for row in rows] == ["pre", "sandwich", "post"]
+    assert [(row["num_seeds"], row["num_lost"]) for row in rows] == [(3, 0), (2, 1), (2, 1)]
+    assert rows[1]["val_loss_mean"] == pytest.approx(1.71)
+    assert rows[2]["val_loss_mean"] == pytest.approx(1.805)
+
+
+def test_a_rate_that_diverges_less_is_chosen_first():
+    trials = [trial_result("pre", 1e-3, seed, 2.0) for seed in range(2)]
+    trials += [trial_result("pre", 2e-3, 0, 1.5), trial_result("pre", 2e-3, 1, None, "diverged")]
+    assert best_lr(trials) == 1e-3
+    assert best_lr(trials[2:]) == 2e-3
 
 
 def test_summary_over_seeds(tmp_path):
@@ -371,7 +451,7 @@ def test_summary_of_one_seed_is_over_windows(tmp_path):
     assert rows[0]["difference"]["ci"][1] < 0
 
 
-def test_reference_is_plain_pre_or_else_its_best_variant(tmp_path):
+def test_reference_is_the_best_variant_of_pre(tmp_path):
     variants = [
         {**trial_result(f"pre({number})", 1e-3, 0, loss), "placement": "pre", "options": {"normalize_entry": True}}
         for number, loss in enumerate((2.2, 2.1))
@@ -380,6 +460,8 @@ def test_reference_is_plain_pre_or_else_its_best_variant(tmp_path):
     rows = summarize([*variants, geonorm], tmp_path)
     assert rows[0]["difference"]["reference"] == "pre(1)"
     rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 3.0)], tmp_path)
+    assert rows[0]["difference"]["reference"] == "pre(1)"
+    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 2.05)], tmp_path)
     assert rows[0]["difference"]["reference"] == "pre"
     assert summarize([geonorm], tmp_path)[0]["difference"] is None
 
@@ -401,13 +483,30 @@ def test_results_of_another_trial_are_not_kept(tmp_path):
     write_json(tmp_path / "result.json", {"status": "ok"})
     assert read_result(tmp_path, trial) == {"status": "ok"}
     assert read_result(tmp_path, other) is None
+    assert not folder_holds_another(tmp_path, trial)
+    assert folder_holds_another(tmp_path, other)
     (tmp_path / "result.json").write_text('{"status": "o')
     assert read_result(tmp_path, trial) is None
+
+
+def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_path, monkeypatch):
+    """A default that changes between two releases gives the same folder name and another trial."""
+    out, _ = copied(finished, tmp_path)
+    folder = next(out.glob("trials/pre-*"))
+    spec = json.loads((folder / "trial.json").read_text())
+    trial = Trial.from_json({**spec, "options": {"normalize_entry": True}})
+    (folder.parent / trial.id).mkdir(exist_ok=True)
+    shutil.copytree(folder, folder.parent / trial.id, dirs_exist_ok=True)
+    with pytest.raises(UserError, match="holds the result of a trial with other settings or defaults"):
+        LocalExecutor(1).run([trial], out / "trials", out)
+    assert json.loads((folder.parent / trial.id / "trial.json").read_text()) == spec
+
+
+def test_ids_tell_close_rates_apart():
+    plan = make_plan(CompareConfig(preset="tiny", placements=("pre",), lrs=(1e-3, 1.0000001e-3)))
+    assert len({trial.id for trial in plan.first_trials(CorpusKey("f", 257))}) == 2
 
 
 def test_model_shape():
     assert ModelShape(width=128).inner == 344
     assert ModelShape(width=128, mlp_width=512).inner == 512
-    assert (
-        local.failed(make_plan(CompareConfig()).first_trials(CorpusKey("f", 257))[0], "why", 1.0)["status"] == "failed"
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from geonorm.errors import UserError
 
@@ -13,6 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 if all went well; 1 if a trial failed; 2 if the user has to change something; 130 if interrupted.
     """
+    # Ending politely when a scheduler asks for it lets a comparison end its trials first.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         import tyro
 
@@ -29,8 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}; check the path, its permissions and the disk", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("interrupted; run the same command with --resume to continue", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 

@@ -18,7 +18,11 @@ def compare(config: CompareConfig) -> int:
     from geonorm.report import summary_table, write_report
 
     console = Console()
-    results = run(config, console)
+    try:
+        results = run(config, console)
+    except KeyboardInterrupt:
+        console.print("finished trials are kept; the same command with --resume goes on from them")
+        raise
     console.print(summary_table(results))
     console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
     return 1 if any(trial["status"] == "failed" for trial in results["trials"]) else 0

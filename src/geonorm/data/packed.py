@@ -14,6 +14,7 @@ import numpy as np
 
 from geonorm.data.tokenizer import EOS, cut_pieces, eos_id, max_id
 from geonorm.errors import UserError
+from geonorm.storage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -208,16 +209,6 @@ def write_tokens(
 def metadata_path(path: Path) -> Path:
     """Where the metadata of a token file lies."""
     return path.with_name(path.name + ".json")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is whole or absent."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

@@ -17,11 +17,12 @@ import numpy as np
 
 from geonorm.data.corpus import DESCRIPTION, TOKEN_BYTES, TOKEN_FILES, TOKENIZER, Corpus
 from geonorm.data.embedded import EmbeddedSource
-from geonorm.data.packed import TokenWriter, write_json
+from geonorm.data.packed import TokenWriter
 from geonorm.data.sources import FileSource, Source
 from geonorm.data.split import TRAIN, VAL, Split, Survey, sample_documents
 from geonorm.data.tokenizer import check_vocab_size, token_byte_lengths, train_tokenizer
 from geonorm.errors import UserError, check_count, check_positive
+from geonorm.storage import write_json
 
 TOKENIZER_SAMPLE_BYTES = 20_000_000
 MAX_VAL_FRACTION = 0.5

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from geonorm.data import Corpus, Windows, prepare
@@ -15,18 +18,20 @@ from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.environment import environment
 from geonorm.experiments.local import LocalExecutor
+from geonorm.experiments.notes import corpus_facts, notes
 from geonorm.experiments.plan import CorpusKey, Plan, make_plan
 from geonorm.experiments.statistics import summarize
-from geonorm.experiments.trials import write_json
+from geonorm.experiments.trials import Trial
+from geonorm.storage import write_json, write_text
 
 CONFIG = "config.yaml"
 RESULTS = "results.json"
 TRIALS = "trials"
-_NAMES_SHOWN = 6
+_LOCK = ".lock"
 
 
 def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
-    """Run a comparison and write ``results.json`` to ``config.out``; returns its content.
+    """Run a comparison and write ``results.json`` to ``config.out``, anew after every trial; returns its content.
 
     Raises:
         UserError: the options do not fit together, the data cannot be read, or ``config.out`` holds something else.
@@ -36,63 +41,66 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     corpus = prepare(
         list(config.data) or None,
         vocab_size=plan.vocab_size,
-        report=lambda text: console.print(text, style="dim", markup=False, highlight=False),
+        report=lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True),
     )
-    resolved = {**plan.resolved(), "corpus_fingerprint": corpus.description["fingerprint"]}
-    _check_windows(plan, corpus)
-    _claim_folder(config.out, resolved)
-    results = _run(plan, corpus, console)
-    output = {
-        "trials": results,
-        "summary": summarize(results, config.out / TRIALS),
-        "environment": environment(),
-        "settings": plan.settings(),
-        "corpus": _corpus_facts(corpus),
-        "command": plan.command(),
-        "notes": _notes(plan),
-    }
-    write_json(config.out / RESULTS, output)
-    return output
+    for part in (corpus.train, corpus.val):
+        Windows(part, length=plan.training.length)
+    with _claimed(config.out, {**plan.resolved(), "corpus_fingerprint": corpus.description["fingerprint"]}):
+        return _Comparison(plan, corpus, console).run()
 
 
-def _run(plan: Plan, corpus: Corpus, console: Console) -> list[dict[str, Any]]:
-    root = plan.config.out / TRIALS
-    key = CorpusKey(corpus.description["fingerprint"], corpus.vocab_size)
-    first = plan.first_trials(key)
-    num_later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
-    with Display(console, len(first) + num_later, plan.training.steps) as display:
-        executor = LocalExecutor(
-            plan.jobs, on_start=display.start, on_progress=display.progress, on_finish=display.finish
-        )
-        results = executor.run(first, root, corpus.path)
-        return results + executor.run(plan.later_trials(results, key), root, corpus.path)
+class _Comparison:
+    def __init__(self, plan: Plan, corpus: Corpus, console: Console) -> None:
+        self.plan, self.corpus, self.console = plan, corpus, console
+        self.key = CorpusKey(corpus.description["fingerprint"], corpus.vocab_size)
+        self.out = plan.config.out
+        self.results: dict[str, dict[str, Any]] = {}
+        self.first = plan.first_trials(self.key)
+        later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
+        self.num_trials = len(self.first) + later
 
+    def run(self) -> dict[str, Any]:
+        """Run every trial that is not finished; the results file is whole at any time."""
+        with Display(self.console, self.num_trials, self.plan.training.steps) as display:
 
-def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
-    """The corpus in flat form for the results: counts by side, what was skipped and why."""
-    description = corpus.description
-    counts = {
-        f"{count}_{side}": description[count][side]
-        for count in ("num_documents", "num_bytes", "num_tokens")
-        for side in ("train", "val")
-    }
-    skipped = ", ".join(f"{count} x {reason}" for reason, count in description["skipped"].items())
-    names = description["sources"]
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return {
-        "name": ", ".join(names[:_NAMES_SHOWN]) + more,
-        **counts,
-        "bytes_per_token": description["bytes_per_token"],
-        "vocab_size": description["vocab_size"],
-        "skipped": skipped or "nothing",
-        "notes": " ".join(description["notes"]) or "none",
-        "fingerprint": description["fingerprint"],
-    }
+            def finish(trial: Trial, result: dict[str, Any]) -> None:
+                self.results[trial.id] = result
+                display.finish(trial, result)
+                self.write()
+
+            executor = LocalExecutor(
+                self.plan.jobs, on_start=display.start, on_progress=display.progress, on_finish=finish
+            )
+            first = executor.run(self.first, self.out / TRIALS, self.corpus.path)
+            later = self.plan.later_trials(first, self.key)
+            self.num_trials = len(self.first) + len(later)
+            executor.run(later, self.out / TRIALS, self.corpus.path)
+        return self.write()
+
+    def write(self) -> dict[str, Any]:
+        """Write the results of all trials so far and return them."""
+        root = self.out / TRIALS
+        planned = {trial.id: number for number, trial in enumerate(self.first)}
+        trials = sorted(self.results.values(), key=lambda result: planned.get(result["id"], len(planned)))
+        unnamed = sum(1 for folder in root.iterdir() if folder.is_dir() and folder.name not in self.results)
+        output = {
+            "trials": trials,
+            "summary": summarize(trials, root),
+            "environment": environment(),
+            "settings": self.plan.settings(),
+            "corpus": corpus_facts(self.corpus),
+            "command": self.plan.command(),
+            "rates": self.plan.rate_source(),
+            "notes": notes(self.plan, self.corpus, trials, self.num_trials, unnamed),
+        }
+        write_json(self.out / RESULTS, output)
+        return output
 
 
 def _check_folder(out: Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"`out` {out} is a file; name a folder")
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"`out` {out} is or lies in a file, {existing}; name a folder")
     if out.exists() and any(out.iterdir()):
         if not resume:
             raise UserError(f"`out` {out} is not empty; add --resume to continue what it holds, or name another folder")
@@ -100,48 +108,38 @@ def _check_folder(out: Path, resume: bool) -> None:
             raise UserError(f"`out` {out} holds no comparison ({CONFIG} is missing); name another folder")
 
 
-def _claim_folder(out: Path, resolved: dict[str, Any]) -> None:
-    path = out / CONFIG
-    if path.exists():
-        try:
-            before = yaml.safe_load(path.read_text(encoding="utf-8"))
-            differing = _first_difference({**before["settings"], "data": before["corpus_fingerprint"]}, resolved)
-        except (yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; name another folder") from error
-        if differing:
-            raise UserError(f"{differing} in {out}; give the same value to resume it, or name another folder")
+@contextlib.contextmanager
+def _claimed(out: Path, resolved: dict[str, Any]) -> Iterator[None]:
+    """The folder for this process alone, with the configuration written to it."""
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(json.loads(json.dumps(resolved)), sort_keys=False), encoding="utf-8")
+    lock = FileLock(out / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"another process is running a comparison in {out}; wait for it or name another `out`"
+        ) from None
+    try:
+        path = out / CONFIG
+        if path.exists():
+            _check_same(path, resolved)
+        write_text(path, yaml.safe_dump(json.loads(json.dumps(resolved)), sort_keys=False))
+        (out / TRIALS).mkdir(exist_ok=True)
+        yield
+    finally:
+        lock.release()
 
 
-def _first_difference(before: dict[str, Any], resolved: dict[str, Any]) -> str | None:
+def _check_same(path: Path, resolved: dict[str, Any]) -> None:
+    try:
+        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
+        before = {**saved["settings"], "data": saved["corpus_fingerprint"]}
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; name another folder") from error
     now = {**resolved["settings"], "data": resolved["corpus_fingerprint"]}
-    for key in now:
-        if before.get(key) != now[key]:
-            was = "other text" if key == "data" else before.get(key)
-            return f"`{key}` is {'this text' if key == 'data' else now[key]} now but was {was}"
-    return None
-
-
-def _check_windows(plan: Plan, corpus: Corpus) -> None:
-    for part in (corpus.train, corpus.val):
-        Windows(part, length=plan.training.length, seed=0)
-
-
-def _notes(plan: Plan) -> list[str]:
-    notes = []
-    if plan.config.lrs:
-        notes.append("Every placement was tried at the same learning rates and is shown at its own best.")
-    elif all(len(rates) == 1 for rates in plan.rates):
-        notes.append(
-            "Each placement runs at its own learning rate, because one rate for all decides the ranking. "
-            + plan.preset.tuned
-        )
-    else:
-        notes.append("Each placement was tried at the preset's learning rates and is shown at its own best.")
-    if any(len(rates) > 1 for rates in plan.rates) and not plan.config.full_grid and len(plan.config.seeds) > 1:
-        notes.append(
-            f"Seed {plan.config.seeds[0]} chose each placement's learning rate; the other seeds ran at that rate "
-            "alone. The choosing seed is part of the mean, which favours every placement alike."
-        )
-    return [note.strip() for note in notes]
+    for key, value in now.items():
+        if before.get(key) != value:
+            change = (
+                "is this text now but was other text" if key == "data" else f"is {value} now but was {before.get(key)}"
+            )
+            raise UserError(f"`{key}` {change} in {path.parent}; give the same to resume it, or name another folder")

@@ -1,4 +1,4 @@
-"""Options of ``geonorm compare``. Imports nothing heavy, so that help texts appear at once."""
+"""Options of ``geonorm compare``. Imports neither transformers nor the data libraries, so that help appears soon."""
 
 import dataclasses
 from pathlib import Path

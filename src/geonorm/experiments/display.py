@@ -65,7 +65,10 @@ class Display:
                 self._live.remove_task(self._bars.pop(trial.id))
             self._live.update(self._all, completed=self.num_finished * self.steps)
         self.console.print(
-            f"[{self.num_finished}/{self.num_trials}] {_ending(trial, result)}", markup=False, highlight=False
+            f"[{self.num_finished}/{self.num_trials}] {_ending(trial, result)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import os
 import platform
 from importlib import metadata
@@ -11,11 +13,13 @@ from typing import Any
 
 import torch
 
+import geonorm
+
 
 def environment() -> dict[str, Any]:
     """Versions and machine, JSON-able."""
     return {
-        "geonorm": metadata.version("geonorm"),
+        "geonorm": code_version(),
         "torch": torch.__version__,
         "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
@@ -25,6 +29,16 @@ def environment() -> dict[str, Any]:
         "threads_per_trial": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
+
+
+@functools.cache
+def code_version() -> str:
+    """Version of geonorm with a digest of its source files, so that results of different code can be told apart."""
+    root = Path(geonorm.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{geonorm.__version__}+{digest.hexdigest()[:12]}"
 
 
 def num_cores() -> int:

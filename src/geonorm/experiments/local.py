@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from geonorm.experiments.trials import LOG, METRICS, SPEC, Trial, read_result, write_json
+from geonorm.errors import UserError
+from geonorm.experiments.trials import (
+    LOG,
+    METRICS,
+    RESULT,
+    SPEC,
+    WINDOW_LOSSES,
+    Trial,
+    folder_holds_another,
+    read_result,
+)
+from geonorm.storage import write_json
 
 _POLL_SECONDS = 0.3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -68,8 +79,16 @@ class LocalExecutor:
 
         A trial whose folder holds its result already is not run again. One that dies becomes a result with status
         ``"failed"`` and the last line of its log; the others go on. On an interrupt every process is ended first.
+
+        Raises:
+            UserError: a folder holds the finished result of another trial, which this would overwrite.
         """
         trials = list(trials)
+        for trial in trials:
+            if folder_holds_another(root / trial.id, trial):
+                raise UserError(
+                    f"{root / trial.id} holds the result of a trial with other settings or defaults; name another `out`"
+                )
         waiting = list(reversed(trials))
         running: list[Running] = []
         results: dict[str, dict[str, Any]] = {}
@@ -106,8 +125,8 @@ class LocalExecutor:
 
     def _start(self, trial: Trial, folder: Path, corpus: Path) -> Running:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
+        for name in (RESULT, METRICS, WINDOW_LOSSES, LOG):
+            (folder / name).unlink(missing_ok=True)
         write_json(folder / SPEC, trial.to_json())
         log = (folder / LOG).open("wb")
         command = [sys.executable, "-m", "geonorm.experiments.worker", str(folder), str(corpus)]
@@ -122,30 +141,8 @@ class LocalExecutor:
         result = read_result(item.folder, item.trial)
         if item.process.returncode == 0 and result is not None:
             return result
-        return failed(item.trial, f"{_reason(item)}; see {item.folder / LOG}", time.monotonic() - item.started)
-
-
-def failed(trial: Trial, message: str, seconds: float) -> dict[str, Any]:
-    """Result of a trial that did not come to an end."""
-    return {
-        "id": trial.id,
-        "label": trial.label,
-        "placement": trial.placement,
-        "options": trial.build_placement().changed_options(),
-        "seed": trial.training.seed,
-        "lr": trial.training.lr,
-        "val_loss": None,
-        "val_bits_per_byte": None,
-        "train_loss": None,
-        "num_parameters": None,
-        "tokens": 0,
-        "seconds": seconds,
-        "status": "failed",
-        "message": message,
-        "skipped_steps": 0,
-        "tokens_per_second": None,
-        "peak_memory_bytes": None,
-    }
+        message = f"{_reason(item)}; see {item.folder / LOG}"
+        return item.trial.result("failed", message, seconds=time.monotonic() - item.started)
 
 
 def _reason(item: Running) -> str:

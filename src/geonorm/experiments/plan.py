@@ -58,6 +58,14 @@ class Plan:
             "settings": self.settings(),
         }
 
+    def rate_source(self) -> str:
+        """Where the learning rates come from: ``"given"`` on the command line, or the preset's ``"tuned"`` ones or
+        ``"untuned"`` ones.
+        """
+        if self.config.lrs:
+            return "given"
+        return "tuned" if self.preset.tuned else "untuned"
+
     def command(self) -> str:
         """The command that repeats the comparison."""
         words = ["geonorm", "compare"]
@@ -134,7 +142,7 @@ def make_plan(config: CompareConfig) -> Plan:
         rates=tuple(config.lrs or base.rates(placement) for placement in placements),
         shape=shape,
         training=dataclasses.replace(base.training, **training),
-        vocab_size=check_count("vocab_size", config.vocab_size or base.vocab_size, 257),
+        vocab_size=check_count("vocab_size", base.vocab_size if config.vocab_size is None else config.vocab_size, 257),
         jobs=check_count("jobs", jobs),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from geonorm.errors import unknown
+from geonorm.errors import UserError, unknown
 from geonorm.experiments.trials import ModelShape
 from geonorm.placements import Placement
 from geonorm.training import TrainSettings
@@ -16,15 +16,13 @@ class Preset:
     """A comparison with everything but the data decided.
 
     Attributes:
-        description: one line for the help text.
         placements: what is compared, as :func:`geonorm.placements.parse` reads it.
         shape, training: of every trial; learning rate and seed are set trial by trial.
         vocab_size: of the tokenizer.
         lrs: learning rates by the placement's label or, failing that, its name.
-        tuned: where these rates come from, for the report.
+        tuned: how these rates were found, for the report; empty if they were not.
     """
 
-    description: str
     placements: tuple[str, ...]
     shape: ModelShape
     training: TrainSettings
@@ -33,8 +31,15 @@ class Preset:
     tuned: str
 
     def rates(self, placement: Placement) -> tuple[float, ...]:
-        """Learning rates for one placement."""
-        return self.lrs.get(placement.label(), self.lrs[placement.name])
+        """Learning rates for one placement.
+
+        Raises:
+            UserError: the preset knows none for it.
+        """
+        for key in (placement.label(), placement.name):
+            if key in self.lrs:
+                return self.lrs[key]
+        raise UserError(f"the preset has no learning rate for placement {placement.name!r}; give --lrs")
 
 
 _FIVE: tuple[str, ...] = ("geonorm", "pre", "post", "deepnorm", "sandwich")
@@ -42,7 +47,6 @@ _GRID: dict[str, tuple[float, ...]] = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
 
 PRESETS: dict[str, Preset] = {
     "demo": Preset(
-        description="five placements, each at its own tuned learning rate; about six minutes on two cores",
         placements=_FIVE,
         shape=ModelShape(width=128, depth=8, heads=4),
         training=TrainSettings(steps=300, batch=16, length=128, warmup=30, eval_every=50, layers_every=50),
@@ -51,7 +55,6 @@ PRESETS: dict[str, Preset] = {
         tuned="",
     ),
     "small": Preset(
-        description="width 128, 8 layers, 1.0M tokens a trial, three learning rates for every placement",
         placements=_FIVE,
         shape=ModelShape(width=128, depth=8, heads=4),
         training=TrainSettings(steps=500, batch=16, length=128, warmup=50),
@@ -60,7 +63,6 @@ PRESETS: dict[str, Preset] = {
         tuned="",
     ),
     "tiny": Preset(
-        description="a quick look that everything works; its figures mean nothing",
         placements=_FIVE,
         shape=ModelShape(width=32, depth=2, heads=2),
         training=TrainSettings(

@@ -8,7 +8,6 @@ are taken pair by pair, seed with the same seed or window with the same window, 
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,9 @@ def bootstrap_interval(values: np.ndarray) -> list[float] | None:
 
 
 def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
-    """Summarise trials by placement and options, best first; those without a finished trial go last.
+    """Summarise trials by placement and options, best first.
+
+    Rows that lost a seed at their learning rate come after the whole ones, rows without a finished trial last.
 
     Args:
         results: one dict a trial, as the executor returns them.
@@ -56,7 +57,8 @@ def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]
     for result in results:
         groups[result["label"]].append(result)
     rows = [_row(label, trials, root) for label, trials in groups.items()]
-    rows.sort(key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
+    # A mean over the seeds that survived is no equal of a mean over all of them, so it stands below those.
+    rows.sort(key=lambda row: (row["val_loss_mean"] is None, row["num_lost"] > 0, row["val_loss_mean"] or 0.0))
     reference = _reference(rows)
     for row in rows:
         row["difference"] = _difference(row, reference) if reference else None
@@ -66,32 +68,32 @@ def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]
 
 
 def best_lr(trials: list[dict[str, Any]]) -> float | None:
-    """Learning rate with the lowest mean validation loss of one placement's trials; None if none finished.
+    """Learning rate of choice for one placement's trials; None if none finished.
 
-    Only seeds that were tried with every rate decide, so that a rate is never chosen for having been run more often.
+    The rate with the fewest trials lost (diverged or failed), and among those the lowest mean validation loss. Only
+    seeds that were tried with every rate decide, so that a rate is never chosen for having been run more often.
     """
     by_lr: dict[float, dict[int, dict[str, Any]]] = defaultdict(dict)
     for trial in trials:
         by_lr[trial["lr"]][trial["seed"]] = trial
     shared = set.intersection(*(set(group) for group in by_lr.values())) if by_lr else set()
-    means = {
-        lr: float(np.mean([group[seed]["val_loss"] for seed in shared]))
-        for lr, group in by_lr.items()
-        if shared and all(group[seed]["status"] == "ok" for seed in shared)
-    }
-    return min(means, key=lambda lr: means[lr]) if means else None
+    ranks = {}
+    for lr, group in by_lr.items():
+        losses = [group[seed]["val_loss"] for seed in shared if group[seed]["status"] == "ok"]
+        if losses:
+            ranks[lr] = (len(shared) - len(losses), float(np.mean(losses)))
+    return min(ranks, key=lambda lr: ranks[lr]) if ranks else None
 
 
 def _reference(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Plain Pre-Norm where it was run, else the best of its variants, else None; ``rows`` come best first."""
-    finished = [row for row in rows if row["placement"] == REFERENCE and row["val_loss_mean"] is not None]
-    return next((row for row in finished if not row["options"]), finished[0] if finished else None)
+    """The best Pre-Norm of the comparison, its variants included; None without one. ``rows`` come best first."""
+    return next((row for row in rows if row["placement"] == REFERENCE and row["val_loss_mean"] is not None), None)
 
 
 def _row(label: str, trials: list[dict[str, Any]], root: Path) -> dict[str, Any]:
     lr = best_lr(trials)
-    chosen = [trial for trial in trials if trial["lr"] == lr and trial["status"] == "ok"]
-    chosen.sort(key=lambda trial: trial["seed"])
+    at_lr = sorted((trial for trial in trials if trial["lr"] == lr), key=lambda trial: trial["seed"])
+    chosen = [trial for trial in at_lr if trial["status"] == "ok"]
     losses = {trial["seed"]: trial["val_loss"] for trial in chosen}
     windows = {trial["seed"]: _window_losses(root / trial["id"]) for trial in chosen}
     interval, kind = t_interval(list(losses.values())), "seeds"
@@ -108,6 +110,7 @@ def _row(label: str, trials: list[dict[str, Any]], root: Path) -> dict[str, Any]
         "ci_kind": kind,
         "val_bits_per_byte_mean": float(np.mean([t["val_bits_per_byte"] for t in chosen])) if chosen else None,
         "num_seeds": len(chosen),
+        "num_lost": len(at_lr) - len(chosen),
         "lrs_tried": tried,
         "lr_at_edge": lr is not None and len(tried) > 1 and lr in (tried[0], tried[-1]),
         "num_diverged": sum(trial["status"] == "diverged" for trial in trials),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from geonorm.errors import UserError, check_count
 from geonorm.placements import Placement, create
-from geonorm.training import TrainSettings, finite
+from geonorm.training import TrainSettings
 
 RESULT = "result.json"
 SPEC = "trial.json"
@@ -88,7 +87,31 @@ class Trial:
     def id(self) -> str:
         """Name of the trial's folder."""
         plain = re.sub(r"[^A-Za-z0-9.=_]+", "-", self.label).strip("-")
-        return f"{plain}-lr{self.training.lr:g}-seed{self.training.seed}"
+        return f"{plain}-lr{self.training.lr!r}-seed{self.training.seed}"
+
+    def result(self, status: str, message: str, **measured: Any) -> dict[str, Any]:
+        """Return a result of this trial; what was not measured is None, or 0 for counts."""
+        return {
+            "id": self.id,
+            "label": self.label,
+            "placement": self.placement,
+            "options": self.build_placement().changed_options(),
+            "seed": self.training.seed,
+            "lr": self.training.lr,
+            "val_loss": None,
+            "val_bits_per_byte": None,
+            "train_loss": None,
+            "num_parameters": None,
+            "tokens": 0,
+            "seconds": 0.0,
+            "status": status,
+            "message": message,
+            "skipped_steps": 0,
+            "tokens_per_second": None,
+            "peak_memory_bytes": None,
+            "code": None,
+            **measured,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; :meth:`from_json` gives the trial back."""
@@ -101,23 +124,27 @@ class Trial:
         return cls(**{**data, "shape": ModelShape(**data["shape"]), "training": TrainSettings(**training)})
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON aside and rename it into place, so that the file is whole or absent."""
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(finite(data), file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+def folder_holds_another(folder: Path, trial: Trial) -> bool:
+    """True if the folder holds a finished result of a trial that is not exactly this one."""
+    return (folder / RESULT).exists() and (folder / SPEC).exists() and _spec(folder) != _plain(trial)
 
 
 def read_result(folder: Path, trial: Trial) -> dict[str, Any] | None:
     """Return a finished trial's result if the folder holds one of exactly this trial, else None."""
     try:
-        spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    same = spec == json.loads(json.dumps(trial.to_json()))
-    return result if same and result.get("status") in ("ok", "diverged") else None
+    finished = isinstance(result, dict) and result.get("status") in ("ok", "diverged")
+    return result if finished and _spec(folder) == _plain(trial) else None
+
+
+def _spec(folder: Path) -> Any:
+    try:
+        return json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+
+
+def _plain(trial: Trial) -> Any:
+    return json.loads(json.dumps(trial.to_json()))

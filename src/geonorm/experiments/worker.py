@@ -7,7 +7,6 @@ set before torch starts.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ import torch
 
 from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
-from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial, write_json
+from geonorm.experiments.environment import code_version
+from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial
 from geonorm.models import init_weights
 from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM
+from geonorm.storage import write_json
 from geonorm.training import MetricsFile, Outcome, train
 
 
@@ -68,28 +69,27 @@ def run_trial(folder: Path, corpus_folder: Path) -> dict[str, Any]:
 
 def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, Any]:
     evaluation = outcome.evaluation
-    return {
-        "id": trial.id,
-        "label": trial.label,
-        "placement": trial.placement,
-        "options": trial.build_placement().changed_options(),
-        "seed": trial.training.seed,
-        "lr": trial.training.lr,
-        "val_loss": evaluation.loss if evaluation else None,
-        "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
-        "train_loss": outcome.train_loss,
-        "num_parameters": num_parameters,
-        "tokens": outcome.tokens,
-        "seconds": outcome.seconds,
-        "status": outcome.status,
-        "message": outcome.message,
-        "skipped_steps": outcome.skipped,
-        "tokens_per_second": outcome.tokens / outcome.seconds,
-        "peak_memory_bytes": _peak_memory(),
-    }
+    return trial.result(
+        outcome.status,
+        outcome.message,
+        val_loss=evaluation.loss if evaluation else None,
+        val_bits_per_byte=evaluation.bits_per_byte if evaluation else None,
+        train_loss=outcome.train_loss,
+        num_parameters=num_parameters,
+        tokens=outcome.tokens,
+        seconds=outcome.seconds,
+        skipped_steps=outcome.skipped,
+        tokens_per_second=outcome.tokens / outcome.seconds,
+        peak_memory_bytes=_peak_memory(),
+        code=code_version(),
+    )
 
 
-def _peak_memory() -> int:
+def _peak_memory() -> int | None:
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -96,7 +96,9 @@ class SphereConnection(Connection):
     @property
     def alpha(self) -> float | Tensor:
         """Step size: a number, or a tensor of shape ``[1]`` where it is learnable."""
-        return self.initial_alpha if self.raw_alpha is None else functional.softplus(self.raw_alpha.float())
+        if self.raw_alpha is None:
+            return self.initial_alpha
+        return functional.softplus(self.raw_alpha.to(torch.promote_types(self.raw_alpha.dtype, torch.float32)))
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Take the step that the sub-layer asks for."""

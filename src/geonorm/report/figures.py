@@ -61,7 +61,7 @@ def _loss(run: Run) -> Block | None:
         return None
     low, high = _loss_limits(curves)
     beyond = [f"{one.short} ends at {curve.y[-1]:.2f}" for one, curve in drawn["eval"] if curve.y[-1] > high]
-    cut = any(curve.y.max() > high for curve in curves)
+    cut = any((curve.y[: max(1, len(curve.y) // 3)] > high).any() for curve in curves)
     panels = []
     for kind, title in (("eval", "Validation loss"), ("train", "Training loss")):
         if drawn[kind]:
@@ -78,7 +78,7 @@ def _loss(run: Run) -> Block | None:
     top = " The vertical axis leaves out the steep fall at the start." if cut else ""
     off = f" Off the scale: {', '.join(beyond)}." if beyond else ""
     caption = (
-        f"Each placement at its best learning rate; lower is better.{seeds}{smooth}{top}{off} "
+        f"Each placement at the learning rate in the table; lower is better.{seeds}{smooth}{top}{off} "
         "A gap that is still closing at the right end might close with longer training."
     )
     return Block("loss", panels, caption)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from scipy import stats
 
 from geonorm.report.format import (
+    PROSE_NAMES,
     counted,
     learning_rate,
     listing,
@@ -176,9 +178,9 @@ def _doubts(results: dict[str, Any], rows: list[dict[str, Any]], done: list[dict
     kinds = interval_kinds(done)
     if "windows" in kinds:
         doubts.append(
-            "Intervals over windows resample the validation windows of one trained model. They say how much the "
-            "choice of validation text matters and nothing of seeds: training again with another seed may move a "
-            "loss by more than the interval is wide."
+            f"Intervals over windows resample the validation windows of one trained model{_held_out(results)}. They "
+            "say nothing of other documents and nothing of seeds: training again with another seed may move a loss by "
+            "more than the interval is wide."
         )
     seeds = [row["num_seeds"] for row in done if row.get("num_seeds")]
     if "seeds" in kinds:
@@ -191,23 +193,7 @@ def _doubts(results: dict[str, Any], rows: list[dict[str, Any]], done: list[dict
         )
     if len(set(seeds)) > 1:
         doubts.append("The rows do not all rest on the same number of seeds.")
-    grids = {tuple(sorted(row["lrs_tried"])) for row in rows if row.get("lrs_tried")}
-    sizes = {len(grid) for grid in grids}
-    if sizes == {1}:
-        same = " and the same one for all" if len(grids) == 1 else ""
-        doubts.append(
-            f"Only one learning rate was tried for each placement{same}. The best rate differs from placement to "
-            "placement, so this ranks them at that rate and not each at its best."
-        )
-    elif max(sizes, default=0) > 1:
-        doubts.append(
-            "Each row shows the learning rate with the lowest validation loss, chosen on the same text that it is "
-            "judged on. This flatters every row a little."
-        )
-    if len(sizes) > 1:
-        doubts.append(
-            "The placements were not given equally many learning rates, and the one with more had more chances."
-        )
+    doubts += _rate_doubts(results, rows)
     for row in _at_edge(done):
         lrs = sorted(row["lrs_tried"])
         end = "highest" if row["best_lr"] >= lrs[-1] else "lowest"
@@ -219,6 +205,42 @@ def _doubts(results: dict[str, Any], rows: list[dict[str, Any]], done: list[dict
         doubts.append("Each interval stands alone; none is widened for the number of placements compared.")
     doubts += _unfinished(results, rows)
     doubts.append("One model size, one corpus and one length of training: the ranking need not hold at another scale.")
+    return doubts
+
+
+def _held_out(results: dict[str, Any]) -> str:
+    count = results["corpus"].get("num_documents_val")
+    return f", all from {counted(count, 'held-out document')}" if count else ""
+
+
+def _rate_doubts(results: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """What the choice of learning rates leaves open; rates tuned beforehand are the notes' business."""
+    if results.get("rates") in ("tuned", "untuned"):
+        return []
+    tried: dict[str, set[tuple[str, float]]] = defaultdict(set)
+    for row in rows:
+        tried[row["placement"]] |= {(row["label"], lr) for lr in row.get("lrs_tried") or []}
+    counts = {placement: len(settings) for placement, settings in tried.items()}
+    doubts = []
+    if max(counts.values(), default=0) == 1:
+        grids = {lr for settings in tried.values() for _, lr in settings}
+        same = ", and the same one for all" if len(grids) == 1 and len(rows) > 1 else ""
+        doubts.append(
+            f"Only one learning rate was tried for each placement{same}. The best rate differs from placement to "
+            "placement, so this ranks them at that rate and not each at its best."
+        )
+    elif counts:
+        doubts.append(
+            "Each row shows the learning rate with the lowest validation loss, chosen on the same text that it is "
+            "judged on. This flatters every row a little."
+        )
+    if len(set(counts.values())) > 1:
+        most, fewest = max(counts.values()), min(counts.values())
+        names = listing([PROSE_NAMES.get(name, name) for name, count in counts.items() if count == most])
+        doubts.append(
+            f"{names} had {most} settings tried, learning rates times variants, others as few as {fewest}: "
+            "more tries are more chances."
+        )
     return doubts
 
 

@@ -48,15 +48,12 @@ class Dot:
 
 @dataclass(frozen=True)
 class Speed:
-    """One row of the speed table: a measured median and its bar, as a percentage of the longest."""
+    """One row of the speed table: measured medians."""
 
     placement: str
     colour: str
     tokens: str
-    tokens_bar: float
-    ratio: str
     memory: str
-    memory_bar: float
 
 
 def write_report(out_dir: Path) -> Path:
@@ -119,7 +116,6 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
     dots, scale = _dots(cells)
     kinds = interval_kinds([entry.row for entry in cells])
     reference = reference_row([entry.row for entry in cells])
-    speeds = _speeds(run, reference)
     return environment.get_template("template.html.j2").render(
         finding=finding,
         facts=_facts(results),
@@ -131,8 +127,7 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
         blocks=blocks,
         remarks=run.remarks,
         notes=results["notes"],
-        speeds=speeds,
-        has_ratio=any(speed.ratio != fmt.MISSING for speed in speeds),
+        speeds=_speeds(run),
         trials=_trials(results),
         settings={key: fmt.setting(value) for key, value in results["settings"].items()},
         corpus=_corpus(results["corpus"]),
@@ -181,7 +176,7 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     total = sum(trial.get("seconds") or 0 for trial in trials)
     parts.append(fmt.counted(len(trials), "trial"))
     if total:
-        parts.append(f"{fmt.duration(total)} in all".replace(" ", NBSP))
+        parts.append(f"{fmt.duration(total)} of training in sum".replace(" ", NBSP))
     facts.append(("Trials", ", ".join(parts)))
     # A line must not end between a number and its unit.
     return [(term, re.sub(r"(?<=\d) (?=\w)", NBSP, value)) for term, value in facts]
@@ -228,27 +223,14 @@ def _dots(cells: list[Cells]) -> tuple[list[Dot], dict[str, Any] | None]:
     return dots, {"difference": by_difference, "zero": zero, "beyond": any(dot.beyond for dot in dots), "cut": cut}
 
 
-def _speeds(run: Run, reference: dict[str, Any] | None) -> list[Speed]:
-    measured = [
-        (one, median_of(one.trials, "tokens_per_second"), median_of(one.trials, "peak_memory_bytes"))
-        for one in run.series
-    ]
-    base = next((speed for one, speed, _ in measured if one.row is reference), None)
-    fastest = max((speed for _, speed, _ in measured if speed), default=1)
-    largest = max((memory for *_, memory in measured if memory), default=1)
-    return [
-        Speed(
-            placement=one.short,
-            colour=style.colour_key(one.row["placement"]),
-            tokens=fmt.grouped(speed),
-            tokens_bar=round(100 * (speed or 0) / fastest, 1),
-            ratio=fmt.MISSING if not (speed and base) else f"{speed / base:.2f}",
-            memory=fmt.scaled(memory, "B"),
-            memory_bar=round(100 * (memory or 0) / largest, 1),
-        )
-        for one, speed, memory in measured
-        if speed is not None or memory is not None
-    ]
+def _speeds(run: Run) -> list[Speed]:
+    speeds = []
+    for one in run.series:
+        tokens, memory = median_of(one.trials, "tokens_per_second"), median_of(one.trials, "peak_memory_bytes")
+        if tokens is not None or memory is not None:
+            colour = style.colour_key(one.row["placement"])
+            speeds.append(Speed(one.short, colour, fmt.grouped(tokens), fmt.scaled(memory, "B")))
+    return speeds
 
 
 def _trials(results: dict[str, Any]) -> list[dict[str, str]]:

@@ -129,10 +129,10 @@ def check_results(results: Any, where: str = "results") -> None:
 
 
 def ranked(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the summary, lowest validation loss first and rows without a finished trial last."""
+    """The rows of the summary, lowest validation loss first; those that lost a seed next, without any result last."""
     return sorted(
         results["summary"],
-        key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"],
+        key=lambda row: (row["val_loss_mean"] is None, bool(row.get("num_lost")), row["val_loss_mean"] or 0.0),
     )
 
 
@@ -180,6 +180,6 @@ def read_metrics(path: Path) -> Metrics:
         elif entry.get("kind") in rows:
             rows[entry["kind"]].append(entry)
     for kind in rows:
-        # A resumed trial logs the steps since its checkpoint a second time; the later row is the one that counts.
+        # Figures need steps that rise; where a step stands twice, the later row counts.
         rows[kind] = [by_step for _, by_step in sorted({row["step"]: row for row in rows[kind]}.items())]
     return Metrics(rows["train"], rows["eval"], rows["layers"], skipped)

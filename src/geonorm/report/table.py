@@ -147,6 +147,8 @@ def _notes(row: dict[str, Any], trials: list[dict[str, Any]], finished: bool) ->
     notes = [] if finished else ["no finished trial"]
     if finished and row.get("lr_at_edge") and len(row.get("lrs_tried") or []) > 1:
         notes.append("lr at edge of grid")
+    if finished and row.get("num_lost"):
+        notes.append(f"mean of the {counted(row['num_seeds'], 'seed')} that finished, {row['num_lost']} lost")
     if diverged:
         notes.append(f"{diverged} of {counted(len(trials), 'trial')} diverged" if trials else f"{diverged} diverged")
     if failed:

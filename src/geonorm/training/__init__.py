@@ -2,7 +2,7 @@
 
 from geonorm.training.evaluate import Evaluation, evaluate
 from geonorm.training.loop import Outcome, train
-from geonorm.training.metrics import MetricsFile, finite
+from geonorm.training.metrics import MetricsFile
 from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
 from geonorm.training.settings import TrainSettings
 
@@ -12,7 +12,6 @@ __all__ = [
     "Outcome",
     "TrainSettings",
     "evaluate",
-    "finite",
     "lr_factor",
     "make_optimizer",
     "parameter_groups",

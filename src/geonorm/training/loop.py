@@ -36,7 +36,7 @@ class Outcome:
         status: ``"ok"`` or ``"diverged"``.
         message: why it counts as diverged, else empty.
         evaluation: at the last step; None if the run diverged before it.
-        train_loss: mean over the last tenth of the steps, nats a token.
+        train_loss: mean over the last tenth of the steps, those skipped left out, nats a token.
         tokens: tokens trained on.
         seconds: wall time of training steps alone, without evaluation and measurements.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
@@ -81,7 +81,9 @@ def train(
         batch = torch.from_numpy(windows.batch((step - 1) * settings.batch, settings.batch)).to(device)
         loss = _accumulate_gradients(model, batch, settings)
         measured = _due(step, settings.layers_every, settings.steps)
+        pause = time.perf_counter()
         layer_gradients = gradient_norms(model) if measured else []
+        begin += time.perf_counter() - pause
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip).item()
         if math.isfinite(loss) and math.isfinite(norm):
             optimizer.step()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+from geonorm.storage import finite
+
 
 class MetricsFile:
-    """Appends rows to ``path``; each row is on disk when :meth:`write` returns. Non-finite numbers become null."""
+    """Appends rows to ``path``; others can read a row once :meth:`write` returns. NaN and infinity become null."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,14 +24,3 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, at any depth, because JSON has no word for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
