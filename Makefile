@@ -11,6 +11,7 @@ export HF_HUB_OFFLINE := 1
 .PHONY: demo test test-slow lint format bench clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV); this takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch --editable '.[dev]'
 	@touch $@
