@@ -13,6 +13,10 @@ import torch
 
 torch.set_num_threads(1)
 
+# Read when triton is first imported, which any test may cause: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 SHARED_ORACLE = Path(__file__).resolve().parents[2] / "shared" / "oracle" / "sphere_step.json"
 
 
