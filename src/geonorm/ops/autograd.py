@@ -130,7 +130,7 @@ def step_backward(
         per_row = sin_ratio * g_v + 2 * alpha_now * slope * rows.v_square * rows.inverse_square
         if rows.scale is not None:
             per_row = per_row * rows.scale
-        grad_alpha = per_row.sum().to(alpha.dtype).reshape(alpha.shape)
+        grad_alpha = per_row.sum().to(alpha).reshape(alpha.shape)
     grad_u = grad_u.to(u.dtype) if grad_u is not None and needs[1] else None
     return grad_x, grad_u, grad_alpha
 

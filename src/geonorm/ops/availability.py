@@ -25,7 +25,7 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if not TRITON_INSTALLED:
         return "the package triton is not installed; `pip install triton` (Linux), or leave impl='auto'"
     if dtype == torch.float64:
-        return "its arithmetic is float32 and an input is float64; use impl='autograd', or leave impl='auto'"
+        return "its arithmetic is float32 and an input is float64; leave impl='auto'"
     if device.type != "cuda" and not interpreting():
         return (
             f"it needs a GPU and the tensor is on {device.type}; move it there, or leave impl='auto', or set "

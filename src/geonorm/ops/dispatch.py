@@ -79,7 +79,7 @@ def sphere_step(
         may be up to about 1e18; beyond that t squared leaves float32.
 
     Raises:
-        UserError: shapes differ, an input is not floating point, alpha, max_angle or radius is not positive,
+        UserError: shapes or devices differ, an input is not floating point, alpha, max_angle or radius is not positive,
             a name is unknown, or the implementation cannot run here.
     """
     check_rows(x, u)

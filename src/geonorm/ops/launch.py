@@ -22,6 +22,8 @@ FORWARD_LIMIT, BACKWARD_LIMIT = 16384, 8192
 # Entries of a tile: narrow rows share a program, wide rows are walked in blocks of this size.
 TILE, WALK = 4096, 4096
 ENTRIES_PER_WARP = 512
+# A block holds 1024 threads at most; a warp of AMD has 64.
+MOST_WARPS = 16 if torch.version.hip else 32
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -29,6 +31,11 @@ def _rows(value: Tensor) -> Tensor:
     """View of shape [rows, d] with neighbouring entries in a row; a copy only where no such view exists."""
     rows = value.reshape(-1, value.shape[-1])
     return rows if rows.shape[-1] < 2 or rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _beside(alpha: Tensor | float, x: Tensor) -> Tensor:
+    """What a kernel reads alpha from; any tensor where it is a number."""
+    return alpha.to(x.device) if isinstance(alpha, Tensor) else x
 
 
 def _empty(like: Tensor) -> Tensor:
@@ -41,7 +48,7 @@ def _tile(num_rows: int, dim: int, limit: int) -> dict[str, Any]:
     if looped:
         block = WALK
     rows = 1 if looped else max(1, min(TILE // block, 1 << max(num_rows - 1, 0).bit_length()))
-    warps = max(1, min(32, block * rows // ENTRIES_PER_WARP))
+    warps = max(1, min(MOST_WARPS, block * rows // ENTRIES_PER_WARP))
     return {"LOOPED": looped, "ROWS": rows, "BLOCK": block, "num_warps": warps}
 
 
@@ -49,7 +56,8 @@ def _start(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constant
     if not like.is_cuda and not kernels.INTERPRETED:
         raise UserError("set TRITON_INTERPRET=1 before Python starts: triton is loaded and compiles for a GPU only")
     with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
-        kernel[(programs,)](*arguments, **constants)
+        # Said aloud because its default differs between versions; a fused multiply-add rounds once less.
+        kernel[(programs,)](*arguments, enable_fp_fusion=True, **constants)
 
 
 def _options(
@@ -89,7 +97,7 @@ def step_forward(
     tile = _tile(num_rows, dim, FORWARD_LIMIT)
     _start(
         kernels.step_forward, -(-num_rows // tile["ROWS"]), x,
-        rows_x, rows_u, y, alpha if isinstance(alpha, Tensor) else y, num_rows, dim, rows_x.stride(0),
+        rows_x, rows_u, y, _beside(alpha, x), num_rows, dim, rows_x.stride(0),
         rows_u.stride(0), *numbers, **kinds, **tile,
     )  # fmt: skip
     return y
@@ -117,13 +125,13 @@ def step_backward(
         outputs = (rows_x if value is None else value for value in (grad_x, grad_u, per_row))
         _start(
             kernels.step_backward, -(-num_rows // tile["ROWS"]), x,
-            rows_g, rows_x, rows_u, alpha if isinstance(alpha, Tensor) else rows_x, *outputs, num_rows, x.shape[-1],
+            rows_g, rows_x, rows_u, _beside(alpha, x), *outputs, num_rows, x.shape[-1],
             rows_g.stride(0), rows_x.stride(0), rows_u.stride(0), *numbers,
             NEED_X=grad_x is not None, NEED_U=grad_u is not None, NEED_ALPHA=need_alpha, **kinds, **tile,
         )  # fmt: skip
     grad_alpha = None
     if per_row is not None and isinstance(alpha, Tensor):
-        grad_alpha = per_row.sum().to(alpha.dtype).reshape(alpha.shape)
+        grad_alpha = per_row.sum().to(alpha).reshape(alpha.shape)
     return grad_x, grad_u, grad_alpha
 
 

@@ -421,5 +421,5 @@ def norm_backward(
         tl.store(partial_ptr + program.to(tl.int64) * dim + cols, gain_sum, mask=cols < dim)
 
 
-# Decided when triton was first imported, from TRITON_INTERPRET.
-INTERPRETED = not isinstance(step_forward, triton.JITFunction)
+# Decided by TRITON_INTERPRET, for triton's own functions when it was first imported, for these when this file was.
+INTERPRETED = not isinstance(step_forward, triton.JITFunction) and not isinstance(tl.sum, triton.JITFunction)
