@@ -284,7 +284,7 @@ def test_kernels_compile_for_gpus(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = json.loads(done.stdout.splitlines()[-1])
-    assert len(compiled) == 19
+    assert len(compiled) == 23
     assert {entry["kernel"] for entry in compiled} == {"step_forward", "step_backward", "norm_forward", "norm_backward"}
     assert all(entry["binary_bytes"] > 1000 for entry in compiled)
     assert all(entry["row_offsets"] == ["i64"] for entry in compiled)

@@ -139,6 +139,8 @@ def test_mixed_dtypes_follow_the_stream():
         assert by_u.dtype == torch.bfloat16
         want = run_double(update, x, u, weight, g, g)
         assert worst(by_u, want[-2]) <= 2 * EPS[torch.bfloat16]
+        for value, exact in zip((*outputs, by_x, by_weight), (*want[:-3], want[-3], want[-1]), strict=True):
+            assert worst(value, exact) <= step_bound(torch.float32, 8)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

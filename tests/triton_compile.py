@@ -28,9 +28,14 @@ def compile_instead(kernel, programs, like, *arguments, **constants):
     for index, (name, value) in enumerate(zip(names, arguments, strict=False)):
         if isinstance(value, torch.Tensor):
             signature[name], aligned[(index,)] = NAMES[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, int) and value == 1:
+            # Triton's launcher makes a constant of every 1.
+            signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = "i32" if isinstance(value, int) else "fp32"
             assert isinstance(value, (int, float)), name
+            if isinstance(value, int) and value % 16 == 0:
+                aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(
         kernel,
         {name: signature[name] for name in names},
@@ -64,8 +69,13 @@ def main():
     for dim, weight_of_x in ((300, 1.0), (20000, 1.0), (300, 2.0)):
         x, u, weight = torch.ones(6, dim, dtype=torch.float16), torch.ones(6, dim), torch.ones(dim)
         launch.norm_forward(x, u, weight, weight_of_x, 1e-6, with_sum=weight_of_x == 1.0)
-        launch.norm_backward(x, x, x, None, weight, 1.0, 1e-6, True)
-        launch.norm_backward(x, None, x, u, weight, weight_of_x, 1e-6, weight_of_x == 1.0)
+        launch.norm_backward(x, x, x, None, weight, 1.0, 1e-6, False, True)
+        launch.norm_backward(x, None, x, u, weight, weight_of_x, 1e-6, weight_of_x != 1.0, weight_of_x == 1.0)
+    number = torch.ones(1, 1)
+    launch.step_forward(number, number, alpha, 3.0, 0.2, None)
+    launch.step_backward(number, number, number, alpha, 3.0, 0.2, None, [True, True, True])
+    launch.norm_forward(number, number, number[0], 1.0, 1e-6, with_sum=True)
+    launch.norm_backward(number, number, number, None, number[0], 1.0, 1e-6, False, True)
     print(json.dumps(compiled))
 
 

@@ -161,15 +161,15 @@ def norm_backward(
     weight: Tensor,
     alpha: float,
     eps: float,
+    apart: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients by x, by u and by the gain (summed in float32); x holds the sum itself where u is None.
 
-    Without u, or with alpha 1, the first two are the same tensor.
+    The first two are the same tensor, in u's dtype, unless they are told ``apart``, which needs u.
     """
-    scaled = alpha != 1.0 and u is not None
-    grad_u = torch.empty_like(x if u is None else u, memory_format=torch.contiguous_format)
-    grad_x = _empty(x) if scaled else grad_u
+    grad_u = _empty(x if u is None else u)
+    grad_x = _empty(x) if apart else grad_u
     if x.numel() == 0:
         return grad_x, grad_u, torch.zeros_like(weight) if need_weight else None
     rows_g, rows_x = _rows(g), _rows(x)
@@ -185,6 +185,6 @@ def norm_backward(
         kernels.norm_backward, programs, x,
         rows_g, rows_g_sum, rows_x, rows_u, weight.contiguous(), grad_u, grad_x, partial, num_rows, num_tiles, dim,
         rows_g.stride(0), rows_g_sum.stride(0), rows_x.stride(0), rows_u.stride(0), float(alpha), float(eps),
-        ADD=u is not None, SUM=g_sum is not None, SCALED=scaled, WEIGHT=need_weight, **tile,
+        ADD=u is not None, SUM=g_sum is not None, SCALED=apart, WEIGHT=need_weight, **tile,
     )  # fmt: skip
     return grad_x, grad_u, partial.sum(0).to(weight.dtype).reshape(weight.shape) if need_weight else None

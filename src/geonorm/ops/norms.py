@@ -51,7 +51,8 @@ def scaled_add_rms_norm(
     """Return the RMSNorm of ``alpha x + u`` with a gain: Post-Norm (alpha 1) and DeepNorm.
 
     Arguments and errors as for :func:`add_rms_norm`; ``alpha`` is a positive number. The Triton kernels take 2 reads
-    and 1 write forward, 3 reads and 2 writes backward (1 write where alpha is 1).
+    and 1 write forward, 3 reads and 2 writes backward (1 write where alpha is 1 and
+    x and u share a dtype).
 
     Returns:
         ``[..., d]`` in x's dtype; the sum is not rounded in between.
@@ -127,8 +128,8 @@ def _(x: Tensor, u: Tensor, weight: Tensor, alpha: float, eps: float) -> Tensor:
 @torch.library.custom_op(
     "geonorm::rms_norm_backward",
     mutates_args=(),
-    schema="(Tensor g, Tensor? g_sum, Tensor x, Tensor? u, Tensor weight, float alpha, float eps, bool need_weight) "
-    "-> (Tensor, Tensor, Tensor)",
+    schema="(Tensor g, Tensor? g_sum, Tensor x, Tensor? u, Tensor weight, float alpha, float eps, bool apart, "
+    "bool need_weight) -> (Tensor, Tensor, Tensor)",
 )
 def _backward_op(
     g: Tensor,
@@ -138,12 +139,13 @@ def _backward_op(
     weight: Tensor,
     alpha: float,
     eps: float,
+    apart: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by ``alpha x + u``, by x where that differs (else empty) and by the gain (empty if not needed)."""
+    """Gradients by u, by x where they are told apart (else empty) and by the gain (empty if not needed)."""
     from geonorm.ops import launch
 
-    by_x, by_sum, by_weight = launch.norm_backward(g, g_sum, x, u, weight, alpha, eps, need_weight)
+    by_x, by_sum, by_weight = launch.norm_backward(g, g_sum, x, u, weight, alpha, eps, apart, need_weight)
     return by_sum, x.new_empty(0) if by_x is by_sum else by_x, x.new_empty(0) if by_weight is None else by_weight
 
 
@@ -156,11 +158,11 @@ def _(
     weight: Tensor,
     alpha: float,
     eps: float,
+    apart: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     nothing = x.new_empty(0)
-    scaled = u is not None and alpha != 1.0
-    return _like(x if u is None else u), _like(x) if scaled else nothing, _like(weight) if need_weight else nothing
+    return _like(x if u is None else u), _like(x) if apart else nothing, _like(weight) if need_weight else nothing
 
 
 def _setup_sum(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -172,7 +174,7 @@ def _setup_sum(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _backward_sum(ctx: Any, g_sum: Tensor | None, g: Tensor) -> tuple[Tensor | None, ...]:
     total, weight = ctx.saved_tensors
-    grad, _, by_weight = _backward_op(g, g_sum, total, None, weight, 1.0, ctx.eps, ctx.needs_input_grad[2])
+    grad, _, by_weight = _backward_op(g, g_sum, total, None, weight, 1.0, ctx.eps, False, ctx.needs_input_grad[2])
     return grad, grad.to(ctx.u_dtype), by_weight if ctx.needs_input_grad[2] else None, None
 
 
@@ -183,9 +185,11 @@ def _setup_scaled(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward_scaled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, u, weight = ctx.saved_tensors
-    by_u, by_x, by_weight = _backward_op(g, None, x, u, weight, ctx.alpha, ctx.eps, ctx.needs_input_grad[2])
-    by_x = by_u.to(x.dtype) if ctx.alpha == 1.0 else by_x
-    return by_x, by_u, by_weight if ctx.needs_input_grad[2] else None, None, None
+    # Post-Norm's two gradients are one tensor, unless the stream has a wider dtype and would lose digits in u's.
+    apart = ctx.alpha != 1.0 or x.dtype != u.dtype
+    options = (ctx.alpha, ctx.eps, apart, ctx.needs_input_grad[2])
+    by_u, by_x, by_weight = _backward_op(g, None, x, u, weight, *options)
+    return by_x if apart else by_u, by_u, by_weight if ctx.needs_input_grad[2] else None, None, None
 
 
 _add_rms_norm.register_autograd(_backward_sum, setup_context=_setup_sum)
