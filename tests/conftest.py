@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Read when triton is first imported, which any test may cause: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SHARED_ORACLE = Path(__file__).resolve().parents[2] / "shared" / "oracle" / "sphere_step.json"
 
@@ -27,3 +32,38 @@ def shared_oracle() -> list[dict]:
     if not SHARED_ORACLE.is_file():
         pytest.skip("the shared table of reference rows is not beside this repository; the own table covers it")
     return json.loads(SHARED_ORACLE.read_text())["cases"]
+
+
+@pytest.fixture
+def nan_in_empty_buffers():
+    """What torch hands out uninitialised holds NaN, so an entry that a kernel leaves out shows."""
+    torch.use_deterministic_algorithms(True)
+    assert bool(torch.empty(3).isnan().all())
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def bfloat16_is_rounded(monkeypatch):
+    """The interpreter of triton 3.9 cuts bfloat16 off where a GPU rounds to nearest, which would double every error."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    theirs = interpreter._convert_float
+
+    def convert(values, source, target, mode):
+        if (source.name, target.name) == ("fp32", "bf16"):
+            return torch.tensor(values).bfloat16().view(torch.uint16).numpy().reshape(values.shape)
+        return theirs(values, source, target, mode)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.fixture
+def walk(request, monkeypatch):
+    """Size of the blocks in which the kernels walk a row; None for one pass over it."""
+    if request.param:
+        import triton_tools
+
+        triton_tools.walk_blocks_of(request.param, monkeypatch)
+    return request.param

@@ -8,8 +8,18 @@ import torch
 import mp_step
 from geonorm import sphere_step
 from geonorm.ops import IMPLEMENTATIONS
+from geonorm.ops.availability import why_not_triton
+from tolerances import spacing, step_bound
 
-IMPLS = sorted(IMPLEMENTATIONS)
+# The Triton kernels need a GPU or an interpreter, and have no float64: test_triton.py is theirs.
+IMPLS = sorted(set(IMPLEMENTATIONS) - {"triton"})
+TRITON = pytest.param(
+    "triton",
+    marks=pytest.mark.skipif(
+        why_not_triton(torch.device("cpu"), torch.float32) is not None,
+        reason="triton is not installed, or does not interpret here",
+    ),
+)
 RETRACTIONS = mp_step.RETRACTIONS
 both = pytest.mark.parametrize("impl", IMPLS)
 every_retraction = pytest.mark.parametrize("retraction", RETRACTIONS)
@@ -22,10 +32,65 @@ def rows(*shape, dtype=torch.float64, grad=True):
 def step_and_gradients(x, u, alpha, g, **options):
     """y and the gradients of <g, y> by x, u and alpha, on fresh leaves."""
     x, u = (value.detach().clone().requires_grad_() for value in (x, u))
-    alpha = torch.tensor([alpha], dtype=torch.promote_types(x.dtype, torch.float32), requires_grad=True)
+    alpha = x.new_tensor([alpha], dtype=torch.promote_types(x.dtype, torch.float32)).requires_grad_()
     y = sphere_step(x, u, alpha, **options)
     return (y.detach(), *torch.autograd.grad(y, (x, u, alpha), g))
 
 
 def in_double(x, u, alpha, g, **options):
     return step_and_gradients(x.double(), u.double(), alpha, g.double(), **{**options, "impl": "reference"})
+
+
+K1_ROWS = {
+    "fp16 300": (torch.float16, lambda n: torch.full((n,), 300.0)),
+    "fp16 1e-4": (torch.float16, lambda n: torch.full((n,), 1e-4)),
+    "fp32 1e20": (torch.float32, lambda n: torch.full((n,), 1e20)),
+    "fp32 1e-30": (torch.float32, lambda n: torch.full((n,), 1e-30)),
+    "fp32 1e36": (torch.float32, lambda n: torch.full((n,), 1e36)),
+    "fp32 one 1e36 among 1e30": (torch.float32, lambda n: torch.full((n,), 1e30).index_fill(0, torch.tensor(5), 1e36)),
+    "fp32 subnormal": (torch.float32, lambda n: torch.full((n,), 1e-41)),
+    "fp32 one 1e3 among 1e-3": (torch.float32, lambda n: torch.full((n,), 1e-3).index_fill(0, torch.tensor(5), 1e3)),
+    "fp64 1e200": (torch.float64, lambda n: torch.full((n,), 1e200, dtype=torch.float64)),
+}  # fmt: skip
+
+
+def check_extreme_rows(name, dim, impl, device="cpu"):
+    """Rows far outside the range of squares: finite, and as exact as any other."""
+    dtype, make = K1_ROWS[name]
+    row = make(dim).to(dtype)
+    sign = torch.where(torch.arange(dim) % 3 == 0, -1.0, 1.0).to(dtype)
+    x, u = torch.stack([row, row * sign]), torch.stack([row * sign, row.flip(0) * sign])
+    g = rows(2, dim, dtype=dtype, grad=False)
+    x, u, g = (value.to(device) for value in (x, u, g))
+    got = step_and_gradients(x, u, 0.5, g, impl=impl)
+    scale = x.double().abs().amax()
+    # In float64 the same numbers, brought to about 1 by an exact factor, are no longer extreme.
+    factor = torch.exp2(-torch.floor(torch.log2(scale)))
+    y, grad_x, grad_u, grad_alpha = in_double(x.double() * factor, u.double() * factor, 0.5, g)
+    want = (y / factor, grad_x, grad_u, grad_alpha / factor)
+    bound = step_bound(torch.promote_types(dtype, torch.float32), dim)
+    for value, exact in zip(got[:3], want[:3], strict=True):
+        assert bool(value.isfinite().all())
+        allowed = bound * exact.abs().amax(-1, keepdim=True) + spacing(exact, dtype)
+        assert bool(((value.double() - exact).abs() <= allowed).all())
+    # The gradient of alpha is a sum whose terms may cancel: judged by the size of the terms.
+    terms = float((g.double().norm(dim=-1) * u.double().norm(dim=-1)).sum())
+    assert abs(float(got[3]) - float(want[3])) <= bound * terms + dim * torch.finfo(torch.float32).tiny
+
+
+def check_half_precision(dtype, retraction, impl, device="cpu", size=1.0, max_angle=0.7):
+    """The error is the rounding of the result: no more than twice that of the exact result."""
+    dim = 96
+    x, u, g = (rows(50, dim, dtype=dtype, grad=False).to(device) for _ in range(3))
+    u = u * size
+    options = {"retraction": retraction, "max_angle": max_angle, "radius": None}
+    got = step_and_gradients(x, u, 0.8, g, impl=impl, **options)
+    want = in_double(x, u, 0.8, g, **options)
+    for name, value, exact in zip(("y", "grad_x", "grad_u"), got[:3], want[:3], strict=True):
+        assert value.dtype == dtype
+        error = (value.double() - exact).abs()
+        # Where entries cancel, the float32 arithmetic inside shows; elsewhere half a spacing is the rounding.
+        noise = size * step_bound(torch.float32, dim) * exact.square().mean(-1, keepdim=True).sqrt()
+        assert bool((error <= spacing(exact, dtype) + noise).all()), name
+        rounding = (exact.to(dtype).double() - exact).norm()
+        assert float(error.norm()) <= 2 * float(rounding), name

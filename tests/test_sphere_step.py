@@ -12,8 +12,18 @@ from torch.autograd import gradcheck, gradgradcheck
 import mp_step
 from geonorm import geometry, sphere_step
 from geonorm.ops import autograd
-from step_tools import IMPLS, RETRACTIONS, both, every_retraction, in_double, rows, step_and_gradients
-from tolerances import EPS, ORACLE_64, SAME_64, spacing, step_bound, worst
+from step_tools import (
+    IMPLS,
+    K1_ROWS,
+    RETRACTIONS,
+    both,
+    check_extreme_rows,
+    check_half_precision,
+    every_retraction,
+    rows,
+    step_and_gradients,
+)
+from tolerances import EPS, ORACLE_64, SAME_64, step_bound, worst
 
 # --- exact values ---------------------------------------------------------------------------------------------------
 
@@ -143,9 +153,10 @@ def test_implementations_agree():
         x, u, g = (rows(33, 17, dtype=dtype, grad=False) for _ in range(3))
         options = {"retraction": retraction, "max_angle": max_angle, "radius": radius}
         results = [step_and_gradients(x, u, 0.8, g, impl=impl, **options) for impl in IMPLS]
-        for one, other in zip(*results, strict=True):
-            assert one.dtype == other.dtype
-            assert worst(one, other) <= 4 * step_bound(dtype, 17), (retraction, max_angle, dtype)
+        for one, *others in zip(*results, strict=True):
+            for other in others:
+                assert one.dtype == other.dtype
+                assert worst(one, other) <= 4 * step_bound(dtype, 17), (retraction, max_angle, dtype)
 
 
 @both
@@ -190,19 +201,13 @@ def test_float32_error(dim, retraction, impl):
 @every_retraction
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_error_is_the_rounding_of_the_result(dtype, retraction, impl):
-    dim = 96
-    x, u, g = (rows(50, dim, dtype=dtype, grad=False) for _ in range(3))
-    options = {"retraction": retraction, "max_angle": 0.7, "radius": None}
-    got = step_and_gradients(x, u, 0.8, g, impl=impl, **options)
-    want = in_double(x, u, 0.8, g, **options)
-    for name, value, exact in zip(("y", "grad_x", "grad_u"), got[:3], want[:3], strict=True):
-        assert value.dtype == dtype
-        error = (value.double() - exact).abs()
-        # Where entries cancel, the float32 arithmetic inside shows; elsewhere half a spacing is the rounding.
-        noise = step_bound(torch.float32, dim) * exact.square().mean(-1, keepdim=True).sqrt()
-        assert bool((error <= spacing(exact, dtype) + noise).all()), name
-        rounding = (exact.to(dtype).double() - exact).norm()
-        assert float(error.norm()) <= 2 * float(rounding), name
+    check_half_precision(dtype, retraction, impl)
+
+
+@both
+@pytest.mark.parametrize("retraction", ["exponential", "cayley"])
+def test_half_precision_at_fifty_radians(retraction, impl):
+    check_half_precision(torch.bfloat16, retraction, impl, size=60.0, max_angle=None)
 
 
 @both
@@ -215,39 +220,8 @@ def test_mixed_dtypes_follow_x(impl):
         assert (x.grad.dtype, u.grad.dtype) == (x_dtype, u_dtype)
 
 
-K1_ROWS = {
-    "fp16 300": (torch.float16, lambda n: torch.full((n,), 300.0)),
-    "fp16 1e-4": (torch.float16, lambda n: torch.full((n,), 1e-4)),
-    "fp32 1e20": (torch.float32, lambda n: torch.full((n,), 1e20)),
-    "fp32 1e-30": (torch.float32, lambda n: torch.full((n,), 1e-30)),
-    "fp32 1e36": (torch.float32, lambda n: torch.full((n,), 1e36)),
-    "fp32 one 1e36 among 1e30": (torch.float32, lambda n: torch.full((n,), 1e30).index_fill(0, torch.tensor(5), 1e36)),
-    "fp32 subnormal": (torch.float32, lambda n: torch.full((n,), 1e-41)),
-    "fp32 one 1e3 among 1e-3": (torch.float32, lambda n: torch.full((n,), 1e-3).index_fill(0, torch.tensor(5), 1e3)),
-    "fp64 1e200": (torch.float64, lambda n: torch.full((n,), 1e200, dtype=torch.float64)),
-}  # fmt: skip
-
-
 @both
 @pytest.mark.parametrize("dim", [64, 1024])
 @pytest.mark.parametrize("name", sorted(K1_ROWS))
 def test_extreme_rows(name, dim, impl):
-    dtype, make = K1_ROWS[name]
-    row = make(dim).to(dtype)
-    sign = torch.where(torch.arange(dim) % 3 == 0, -1.0, 1.0).to(dtype)
-    x, u = torch.stack([row, row * sign]), torch.stack([row * sign, row.flip(0) * sign])
-    g = rows(2, dim, dtype=dtype, grad=False)
-    got = step_and_gradients(x, u, 0.5, g, impl=impl)
-    scale = x.double().abs().amax()
-    # In float64 the same numbers, brought to about 1 by an exact factor, are no longer extreme.
-    factor = torch.exp2(-torch.floor(torch.log2(scale)))
-    y, grad_x, grad_u, grad_alpha = in_double(x.double() * factor, u.double() * factor, 0.5, g)
-    want = (y / factor, grad_x, grad_u, grad_alpha / factor)
-    bound = step_bound(torch.promote_types(dtype, torch.float32), dim)
-    for value, exact in zip(got[:3], want[:3], strict=True):
-        assert bool(value.isfinite().all())
-        allowed = bound * exact.abs().amax(-1, keepdim=True) + spacing(exact, dtype)
-        assert bool(((value.double() - exact).abs() <= allowed).all())
-    # The gradient of alpha is a sum whose terms may cancel: judged by the size of the terms.
-    terms = float((g.double().norm(dim=-1) * u.double().norm(dim=-1)).sum())
-    assert abs(float(got[3]) - float(want[3])) <= bound * terms + dim * torch.finfo(torch.float32).tiny
+    check_extreme_rows(name, dim, impl)

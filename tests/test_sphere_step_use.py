@@ -10,7 +10,7 @@ import torch
 
 from geonorm import UserError, sphere_step
 from geonorm.ops import IMPLEMENTATIONS, which
-from step_tools import IMPLS, both, rows
+from step_tools import IMPLS, TRITON, both, rows
 from tolerances import EPS, step_bound, worst
 
 # --- compile, export, autocast, checkpointing -----------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_export_with_a_dynamic_batch():
         assert worst(program(x, u), Step()(x, u)) <= step_bound(torch.float32, 8)
 
 
-@both
+@pytest.mark.parametrize("impl", [*IMPLS, TRITON])
 def test_dropout_autocast_and_checkpointing_change_nothing(impl):
     first, second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
     tokens = torch.randn(4, 6, 16)
@@ -93,6 +93,7 @@ X = torch.ones(2, 4)
 MISTAKES = {
     "shapes": (lambda: sphere_step(X, torch.ones(2, 5)), r"same shape, got \(2, 4\) and \(2, 5\)"),
     "broadcast": (lambda: sphere_step(X, torch.ones(1, 4)), r"same shape, got \(2, 4\) and \(1, 4\)"),
+    "devices": (lambda: sphere_step(X, X.to("meta")), "same device, got cpu and meta"),
     "scalar": (lambda: sphere_step(torch.tensor(1.0), torch.tensor(1.0)), "at least one axis"),
     "int x": (lambda: sphere_step(X.int(), X), r"`x` must be floating point.*int32.*\.float\(\)"),
     "int u": (lambda: sphere_step(X, X.long()), r"`u` must be floating point.*int64"),

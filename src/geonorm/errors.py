@@ -38,7 +38,8 @@ def check_positive(name: str, value: float) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UserError(f"`{name}` must be a positive number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
+    # One chained comparison, false for NaN too, because torch.compile cannot trace math.isfinite of a changing number.
+    if not 0 < value < math.inf:
         raise UserError(f"`{name}` must be positive, got {value}")
     return float(value)
 

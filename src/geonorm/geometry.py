@@ -318,7 +318,7 @@ def log(x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_rows(x: Tensor, u: Tensor) -> None:
-    """Check that x and u are floating-point tensors (16, 32 or 64 bits) of one shape with at least one axis.
+    """Check that x and u are floating-point tensors (16, 32 or 64 bits) of one shape, on one device, with an axis.
 
     Raises:
         UserError: names the tensor that is wrong and what was expected.
@@ -334,3 +334,5 @@ def check_rows(x: Tensor, u: Tensor) -> None:
         raise UserError("`x` must have at least one axis: the step works over the last one")
     if x.shape != u.shape:
         raise UserError(f"`x` and `u` must have the same shape, got {tuple(x.shape)} and {tuple(u.shape)}")
+    if x.device != u.device:
+        raise UserError(f"`x` and `u` must be on the same device, got {x.device} and {u.device}")

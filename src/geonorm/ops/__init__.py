@@ -1,5 +1,6 @@
-"""The step on the sphere behind one function, with interchangeable implementations."""
+"""The step on the sphere behind one function, with interchangeable implementations, and what it is compared with."""
 
 from geonorm.ops.dispatch import IMPLEMENTATIONS, sphere_step, which
+from geonorm.ops.norms import add_rms_norm, scaled_add_rms_norm
 
-__all__ = ["IMPLEMENTATIONS", "sphere_step", "which"]
+__all__ = ["IMPLEMENTATIONS", "add_rms_norm", "scaled_add_rms_norm", "sphere_step", "which"]

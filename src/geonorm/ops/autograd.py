@@ -5,6 +5,7 @@ Derivation in ``docs/math.md``, section "The backward pass".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,83 @@ def _in_range(rows: _Rows, dtype: torch.dtype) -> bool:
     return bool((largest < limit) & (rows.inverse_square.min() > 1 / limit))
 
 
+def step_forward(
+    x: Tensor,
+    u: Tensor,
+    alpha: Tensor | float,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None,
+) -> Tensor:
+    """Value of the step, ``[..., d]`` in x's dtype, without a graph."""
+    dtype = arithmetic_dtype(x, u)
+    rows = _rows(x, u, dtype)
+    alpha = _as_scalar(alpha, dtype)
+    q = alpha * alpha * rows.v_square * rows.inverse_square
+    cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
+    cos = torch.where(rows.empty, 0.0, cos)
+    gain = torch.where(rows.empty, 0.0, alpha * sin_ratio)
+    if radius is not None:
+        resize = radius * rows.inverse_square.sqrt()
+        cos, gain = resize * cos, resize * gain
+    y = torch.addcmul(rows.x * cos, gain, rows.v)
+    if rows.scale is not None and radius is None:
+        y = y * rows.scale
+    return y.to(x.dtype)
+
+
+def step_backward(
+    g: Tensor,
+    x: Tensor,
+    u: Tensor,
+    alpha: Tensor | float,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of ``<g, y>`` by x, u and alpha in their dtypes and shapes; None where ``needs`` is false."""
+    dtype = arithmetic_dtype(x, u)
+    g = g.to(dtype)
+    rows = _rows(x, u, dtype)
+    alpha_now = _as_scalar(alpha, dtype)
+    q = alpha_now * alpha_now * rows.v_square * rows.inverse_square
+    cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
+    cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, retraction, max_angle)
+    cos = torch.where(rows.empty, 0.0, cos)
+    sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
+    if radius is not None:
+        resize = radius * rows.inverse_square.sqrt()
+        g = g * (resize if rows.scale is None else resize / rows.scale)
+
+    g_x = (g * rows.x).sum(-1, keepdim=True)
+    g_v = (g * rows.v).sum(-1, keepdim=True)
+    slope = torch.where(rows.empty, 0.0, cos_slope * g_x + alpha_now * sin_slope * g_v)
+    gain = alpha_now * sin_ratio
+    along = gain * g_x * rows.inverse_square
+    across = 2 * alpha_now * alpha_now * slope * rows.inverse_square
+
+    grad_x = grad_u = grad_alpha = None
+    if needs[0] or needs[1]:
+        grad_u = torch.addcmul(torch.addcmul(g * gain, across, rows.v), along, rows.x, value=-1)
+    if needs[0]:
+        assert grad_u is not None
+        grad_x = torch.addcmul(g * cos, rows.ratio, grad_u, value=-1)
+        grad_x = torch.addcmul(grad_x, along, rows.v, value=-1)
+        outward = 2 * slope * q
+        if radius is not None:
+            outward = outward + cos * g_x + gain * g_v
+        grad_x = torch.addcmul(grad_x, outward * rows.inverse_square, rows.x, value=-1)
+        grad_x = grad_x.to(x.dtype)
+    if isinstance(alpha, Tensor) and needs[2]:
+        per_row = sin_ratio * g_v + 2 * alpha_now * slope * rows.v_square * rows.inverse_square
+        if rows.scale is not None:
+            per_row = per_row * rows.scale
+        grad_alpha = per_row.sum().to(alpha).reshape(alpha.shape)
+    grad_u = grad_u.to(u.dtype) if grad_u is not None and needs[1] else None
+    return grad_x, grad_u, grad_alpha
+
+
 class _SphereStep(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,20 +145,7 @@ class _SphereStep(torch.autograd.Function):
         max_angle: float | None,
         radius: float | None,
     ) -> Tensor:
-        dtype = _arithmetic_dtype(x, u)
-        rows = _rows(x, u, dtype)
-        alpha = _as_scalar(alpha, dtype)
-        q = alpha * alpha * rows.v_square * rows.inverse_square
-        cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
-        cos = torch.where(rows.empty, 0.0, cos)
-        gain = torch.where(rows.empty, 0.0, alpha * sin_ratio)
-        if radius is not None:
-            resize = radius * rows.inverse_square.sqrt()
-            cos, gain = resize * cos, resize * gain
-        y = torch.addcmul(rows.x * cos, gain, rows.v)
-        if rows.scale is not None and radius is None:
-            y = y * rows.scale
-        return y.to(x.dtype)
+        return step_forward(x, u, alpha, retraction, max_angle, radius)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -94,49 +159,13 @@ class _SphereStep(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, u, *rest = ctx.saved_tensors
-        alpha_tensor = rest[0] if rest else None
-        dtype = _arithmetic_dtype(x, u)
-        g = grads[0].to(dtype)
-        rows = _rows(x, u, dtype)
-        alpha = _as_scalar(ctx.alpha if alpha_tensor is None else alpha_tensor, dtype)
-        q = alpha * alpha * rows.v_square * rows.inverse_square
-        cos, sin_ratio = geometry.step_factors(q, ctx.retraction, ctx.max_angle)
-        cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, ctx.retraction, ctx.max_angle)
-        cos = torch.where(rows.empty, 0.0, cos)
-        sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
-        if ctx.radius is not None:
-            resize = ctx.radius * rows.inverse_square.sqrt()
-            g = g * (resize if rows.scale is None else resize / rows.scale)
-
-        g_x = (g * rows.x).sum(-1, keepdim=True)
-        g_v = (g * rows.v).sum(-1, keepdim=True)
-        slope = torch.where(rows.empty, 0.0, cos_slope * g_x + alpha * sin_slope * g_v)
-        gain = alpha * sin_ratio
-        along = gain * g_x * rows.inverse_square
-        across = 2 * alpha * alpha * slope * rows.inverse_square
-
-        grad_x = grad_u = grad_alpha = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            grad_u = torch.addcmul(torch.addcmul(g * gain, across, rows.v), along, rows.x, value=-1)
-        if ctx.needs_input_grad[0]:
-            assert grad_u is not None
-            grad_x = torch.addcmul(g * cos, rows.ratio, grad_u, value=-1)
-            grad_x = torch.addcmul(grad_x, along, rows.v, value=-1)
-            outward = 2 * slope * q
-            if ctx.radius is not None:
-                outward = outward + cos * g_x + gain * g_v
-            grad_x = torch.addcmul(grad_x, outward * rows.inverse_square, rows.x, value=-1)
-            grad_x = grad_x.to(x.dtype)
-        if alpha_tensor is not None and ctx.needs_input_grad[2]:
-            per_row = sin_ratio * g_v + 2 * alpha * slope * rows.v_square * rows.inverse_square
-            if rows.scale is not None:
-                per_row = per_row * rows.scale
-            grad_alpha = per_row.sum().to(alpha_tensor.dtype).reshape(alpha_tensor.shape)
-        grad_u = grad_u.to(u.dtype) if grad_u is not None and ctx.needs_input_grad[1] else None
-        return grad_x, grad_u, grad_alpha, None, None, None
+        alpha = rest[0] if rest else ctx.alpha
+        options = (ctx.retraction, ctx.max_angle, ctx.radius)
+        return (*step_backward(grads[0], x, u, alpha, *options, ctx.needs_input_grad[:3]), None, None, None)
 
 
-def _arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
+def arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
+    """The dtype that the step computes in: float64 where an input is, else float32."""
     return torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
 
 

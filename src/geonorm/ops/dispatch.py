@@ -4,29 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import check_rows, retraction_exponent
-from geonorm.ops.autograd import sphere_step_autograd
+from geonorm.ops.autograd import arithmetic_dtype, sphere_step_autograd
+from geonorm.ops.availability import why_not_triton
 from geonorm.ops.reference import sphere_step_reference
+from geonorm.ops.registered import sphere_step_op, sphere_step_triton
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": sphere_step_reference,
     "autograd": sphere_step_autograd,
+    "op": sphere_step_op,
+    "triton": sphere_step_triton,
 }
 
 
 def which(x: Tensor, impl: str = "auto") -> str:
-    """Name of the implementation that :func:`sphere_step` uses for a tensor like x.
+    """Name of the implementation that :func:`sphere_step` uses for two tensors like x.
+
+    ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, and ``"autograd"`` for any other device
+    and for float64. On a CPU that holds under ``torch.compile`` too: the compiler sees into the analytic function and
+    fuses it with its neighbours, which it cannot do with a registered operation.
 
     Raises:
-        UserError: unknown implementation.
+        UserError: unknown implementation, or one that cannot run here.
     """
+    return _choose(x.device, arithmetic_dtype(x, x), impl)
+
+
+def _choose(device: torch.device, dtype: torch.dtype, impl: str) -> str:
     if impl == "auto":
-        return "autograd"
+        return "triton" if device.type == "cuda" and why_not_triton(device, dtype) is None else "autograd"
     if impl not in list(IMPLEMENTATIONS):
         raise unknown("implementation", impl, [*IMPLEMENTATIONS, "auto"])
+    if impl == "triton" and (reason := why_not_triton(device, dtype)) is not None:
+        raise UserError(f"impl='triton' cannot run here: {reason}")
     return impl
 
 
@@ -55,16 +70,17 @@ def sphere_step(
         max_angle: upper limit of theta, the angle travelled, in radians (above pi a step can come back), or None.
         radius: length of every row of the result; None keeps the length of x. Give it where many steps follow each
             other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
-        impl: ``"auto"``, ``"reference"`` (plain composition, differentiable twice) or ``"autograd"`` (analytic
-            backward, saves x and u only).
+        impl: ``"auto"`` (see :func:`which`), ``"reference"`` (plain composition, differentiable twice), ``"autograd"``
+            (analytic backward, saves x and u only), ``"op"`` (the same behind one registered operation, which
+            compilers leave whole) or ``"triton"`` (the registered operation over fused kernels, for a GPU).
 
     Returns:
         ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|``
         may be up to about 1e18; beyond that t squared leaves float32.
 
     Raises:
-        UserError: shapes differ, an input is not floating point, alpha, max_angle or radius is not positive, or a
-            name is unknown.
+        UserError: shapes or devices differ, an input is not floating point, alpha, max_angle or radius is not positive,
+            a name is unknown, or the implementation cannot run here.
     """
     check_rows(x, u)
     retraction_exponent(retraction)
@@ -80,4 +96,5 @@ def sphere_step(
             )
     else:
         alpha = check_positive("alpha", alpha)
-    return IMPLEMENTATIONS[which(x, impl)](x, u, alpha, retraction, max_angle, radius)
+    chosen = _choose(x.device, arithmetic_dtype(x, u), impl)
+    return IMPLEMENTATIONS[chosen](x, u, alpha, retraction, max_angle, radius)

@@ -1,0 +1,137 @@
+"""The step as an operation that PyTorch knows by name: ``torch.ops.geonorm.sphere_step`` and its backward.
+
+Compilers and exporters see one node, whatever runs inside: the analytic function or the Triton kernels. Schemas hold
+plain types only, so the retraction travels as its exponent p, a step size that is a number beside the tensor that may
+stand in its place, and what must be differentiated as three flags.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geonorm.geometry import retraction_exponent
+from geonorm.ops import autograd
+
+_OPTIONS = "Tensor? alpha, float step, float exponent, float? max_angle, float? radius, bool triton"
+
+
+@torch.library.custom_op("geonorm::sphere_step", mutates_args=(), schema=f"(Tensor x, Tensor u, {_OPTIONS}) -> Tensor")
+def _sphere_step(
+    x: Tensor,
+    u: Tensor,
+    alpha: Tensor | None,
+    step: float,
+    exponent: float,
+    max_angle: float | None,
+    radius: float | None,
+    triton: bool,
+) -> Tensor:
+    size = step if alpha is None else alpha
+    if triton:
+        from geonorm.ops import launch
+
+        return launch.step_forward(x, u, size, exponent, max_angle, radius)
+    return autograd.step_forward(x, u, size, exponent, max_angle, radius).contiguous()
+
+
+@_sphere_step.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op(
+    "geonorm::sphere_step_backward",
+    mutates_args=(),
+    schema=f"(Tensor g, Tensor x, Tensor u, {_OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+)
+def _sphere_step_backward(
+    g: Tensor,
+    x: Tensor,
+    u: Tensor,
+    alpha: Tensor | None,
+    step: float,
+    exponent: float,
+    max_angle: float | None,
+    radius: float | None,
+    triton: bool,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    size = step if alpha is None else alpha
+    if triton:
+        from geonorm.ops import launch
+
+        backward = launch.step_backward
+    else:
+        backward = autograd.step_backward
+    grads = backward(g, x, u, size, exponent, max_angle, radius, needs)
+    # A schema cannot say "tensor or nothing" about a result, so what nobody asked for is an empty tensor.
+    by_x, by_u, by_alpha = (x.new_empty(0) if value is None else value.contiguous() for value in grads)
+    return by_x, by_u, by_alpha
+
+
+@_sphere_step_backward.register_fake
+def _(g: Tensor, x: Tensor, u: Tensor, alpha: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    by_x, by_u, by_alpha = (
+        torch.empty_like(like, memory_format=torch.contiguous_format) if need and like is not None else x.new_empty(0)
+        for like, need in zip((x, u, alpha), rest[-1], strict=True)
+    )
+    return by_x, by_u, by_alpha
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, u, alpha, *ctx.options = inputs
+    ctx.has_alpha = alpha is not None
+    ctx.save_for_backward(x, u, *([alpha] if ctx.has_alpha else []))
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, u, *rest = ctx.saved_tensors
+    needs = [bool(need) for need in ctx.needs_input_grad[:3]]
+    grads = _sphere_step_backward(g, x, u, rest[0] if ctx.has_alpha else None, *ctx.options, needs)
+    return (*(value if need else None for value, need in zip(grads, needs, strict=True)), *[None] * len(ctx.options))
+
+
+_sphere_step.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _call(
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None,
+    triton: bool,
+) -> Tensor:
+    tensor, step = (alpha, 1.0) if isinstance(alpha, Tensor) else (None, alpha)
+    return _sphere_step(x, u, tensor, step, retraction_exponent(retraction), max_angle, radius, triton)
+
+
+def sphere_step_op(
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None = None,
+) -> Tensor:
+    """The registered operation over the analytic function: one node to every compiler, never fused with neighbours.
+
+    Arguments as the reference takes them. The result is contiguous. Differentiable once.
+    """
+    return _call(x, u, alpha, retraction, max_angle, radius, False)
+
+
+def sphere_step_triton(
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None = None,
+) -> Tensor:
+    """The registered operation over the Triton kernels, arithmetic in float32; otherwise as :func:`sphere_step_op`."""
+    return _call(x, u, alpha, retraction, max_angle, radius, True)
