@@ -333,6 +333,20 @@ def trial_result(label: str, lr: float, seed: int, loss: float | None, status: s
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({"preset": "small"}, "searched"),
+        ({"preset": "tiny"}, "untuned"),
+        ({"preset": "tiny", "lrs": (1e-3,)}, "given"),
+        ({"preset": "tiny", "lrs": (1e-3, 2e-3)}, "searched"),
+        ({"preset": "demo"}, "tuned"),
+    ],
+)
+def test_where_the_rates_come_from(changes, source):
+    assert make_plan(CompareConfig(**changes)).rate_source() == source
+
+
 def test_a_preset_without_a_rate_for_a_placement_asks_for_one(monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], lrs={"pre": (1e-3,)}))
     with pytest.raises(UserError, match="no learning rate for placement 'post'; give --lrs"):

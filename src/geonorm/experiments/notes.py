@@ -41,8 +41,10 @@ def notes(plan: Plan, corpus: Corpus, trials: list[dict[str, Any]], num_trials: 
 
 def _rates(plan: Plan) -> str:
     source = plan.rate_source()
+    if source == "searched":
+        return "Each placement was tried at several learning rates and is shown at its own best."
     if source == "given":
-        return "All placements were given the same learning rates."
+        return "All placements were given the same learning rate."
     if source == "tuned":
         return (
             "Each placement runs at a learning rate of its own, because one rate for all decides the ranking. "

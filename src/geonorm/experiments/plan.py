@@ -59,9 +59,11 @@ class Plan:
         }
 
     def rate_source(self) -> str:
-        """Where the learning rates come from: ``"given"`` on the command line, or the preset's ``"tuned"`` ones or
-        ``"untuned"`` ones.
+        """Where the learning rates come from: ``"searched"`` here, ``"given"`` (one on the command line), or the
+        preset's ``"tuned"`` or ``"untuned"`` ones.
         """
+        if any(len(rates) > 1 for rates in self.rates):
+            return "searched"
         if self.config.lrs:
             return "given"
         return "tuned" if self.preset.tuned else "untuned"
