@@ -15,7 +15,7 @@ def compare(config: CompareConfig) -> int:
     from rich.console import Console
 
     from geonorm.experiments.compare import compare as run
-    from geonorm.report import summary_table, write_report
+    from geonorm.report import describe, summary_table, write_report
 
     console = Console()
     try:
@@ -24,6 +24,9 @@ def compare(config: CompareConfig) -> int:
         console.print("finished trials are kept; the same command with --resume goes on from them")
         raise
     console.print(summary_table(results))
+    console.print(f"{describe(results).headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
+    for note in results["notes"]:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
     return 1 if any(trial["status"] == "failed" for trial in results["trials"]) else 0
 

@@ -1,6 +1,7 @@
 """From the results of a comparison to a table in the terminal, figures for a paper, and one page to show."""
 
+from geonorm.report.finding import describe
 from geonorm.report.html import write_report
 from geonorm.report.table import summary_table
 
-__all__ = ["summary_table", "write_report"]
+__all__ = ["describe", "summary_table", "write_report"]
