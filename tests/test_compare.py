@@ -1,9 +1,8 @@
-"""Plans, the executor, statistics, and whole comparisons through the command line."""
+"""Whole comparisons through the command line: results, resuming, faults, mistakes."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import io
 import json
@@ -24,15 +23,10 @@ from filelock import FileLock
 from corpora import write_documents
 from geonorm import UserError
 from geonorm.cli import main
-from geonorm.experiments import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.local import LocalExecutor
-from geonorm.experiments.plan import CorpusKey, make_plan
-from geonorm.experiments.presets import PRESETS
-from geonorm.experiments.statistics import best_lr, bootstrap_interval, summarize, t_interval
-from geonorm.experiments.trials import ModelShape, Trial, folder_holds_another, read_result
+from geonorm.experiments.trials import Trial
 from geonorm.placements import available
-from geonorm.storage import write_json
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
 
@@ -282,78 +276,6 @@ def test_report_of_a_folder_without_results(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_make_plans(name):
-    plan = make_plan(CompareConfig(preset=name))
-    trials = plan.first_trials(CorpusKey("f", 300))
-    assert {trial.placement for trial in trials} == set(available())
-    assert {trial.vocab_size for trial in trials} == {300}
-    assert len({trial.id for trial in trials}) == len(trials)
-    for trial in trials:
-        assert Trial.from_json(json.loads(json.dumps(trial.to_json()))) == trial
-    for parts in (("geonorm", "decay=sqrt"), ("pre", "normalize_entry=true")):
-        plan = make_plan(CompareConfig(preset=name, placements=(":".join(parts),)))
-        assert plan.rates[0]
-
-
-def test_one_seed_chooses_the_rate_and_the_others_follow():
-    plan = make_plan(CompareConfig(preset="tiny", placements=("pre", "post"), lrs=(1e-3, 2e-3, 4e-3), seeds=(5, 6, 7)))
-    first = plan.first_trials(CorpusKey("f", 257))
-    assert {t.training.seed for t in first} == {5}
-    assert len(first) == 6
-    losses = {("pre", 1e-3): 3.0, ("pre", 2e-3): 2.0, ("pre", 4e-3): 2.5}
-    results = [
-        {
-            "label": t.label,
-            "lr": t.training.lr,
-            "seed": 5,
-            "val_loss": losses.get((t.placement, t.training.lr)),
-            "status": "ok" if t.placement == "pre" else "diverged",
-        }
-        for t in first
-    ]
-    later = plan.later_trials(results, CorpusKey("f", 257))
-    assert [(t.placement, t.training.lr, t.training.seed) for t in later] == [("pre", 2e-3, 6), ("pre", 2e-3, 7)]
-    grid = make_plan(CompareConfig(preset="tiny", lrs=(1e-3, 2e-3), seeds=(0, 1), full_grid=True))
-    assert len(grid.first_trials(CorpusKey("f", 257))) == 5 * 2 * 2
-    assert grid.later_trials([], CorpusKey("f", 257)) == []
-
-
-def trial_result(label: str, lr: float, seed: int, loss: float | None, status: str = "ok") -> dict:
-    return {
-        "id": f"{label}-{lr}-{seed}",
-        "label": label,
-        "placement": label,
-        "options": {},
-        "lr": lr,
-        "seed": seed,
-        "val_loss": loss,
-        "val_bits_per_byte": None if loss is None else loss / 2,
-        "status": status,
-    }
-
-
-@pytest.mark.parametrize(
-    ("changes", "source"),
-    [
-        ({"preset": "small"}, "searched"),
-        ({"preset": "tiny"}, "untuned"),
-        ({"preset": "tiny", "lrs": (1e-3,)}, "given"),
-        ({"preset": "tiny", "lrs": (1e-3, 2e-3)}, "searched"),
-        ({"preset": "demo"}, "tuned"),
-    ],
-)
-def test_where_the_rates_come_from(changes, source):
-    assert make_plan(CompareConfig(**changes)).rate_source() == source
-
-
-def test_a_preset_without_a_rate_for_a_placement_asks_for_one(monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], lrs={"pre": (1e-3,)}))
-    with pytest.raises(UserError, match="no learning rate for placement 'post'; give --lrs"):
-        make_plan(CompareConfig(preset="tiny", placements=("post",)))
-    assert make_plan(CompareConfig(preset="tiny", placements=("post",), lrs=(1e-3,))).rates == ((1e-3,),)
-
-
 def test_results_are_whole_after_every_trial(tmp_path, data, monkeypatch):
     seen = []
     original = Display.finish
@@ -396,113 +318,6 @@ def test_an_error_of_the_disk_is_one_line(tmp_path, data, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
-def test_best_rate_compares_shared_seeds_only():
-    trials = [
-        trial_result("pre", 1e-3, 0, 2.0),
-        trial_result("pre", 2e-3, 0, 2.1),
-        trial_result("pre", 1e-3, 1, 9.0),
-        trial_result("pre", 4e-3, 0, None, "diverged"),
-    ]
-    assert best_lr(trials) == 1e-3
-    assert best_lr(trials[3:]) is None
-    assert best_lr([]) is None
-
-
-def test_a_row_that_lost_a_seed_says_so_and_does_not_lead(tmp_path):
-    """Whether one rate or several were tried: the survivors' mean is shown, marked, below every whole row."""
-    trials = [trial_result("pre", 1e-3, seed, 2.0 + seed / 10) for seed in range(3)]
-    trials += [trial_result("post", 1e-3, seed, loss) for seed, loss in ((0, 1.8), (1, 1.81))]
-    trials += [trial_result("post", 1e-3, 2, None, "diverged")]
-    trials += [trial_result("sandwich", lr, 0, loss) for lr, loss in ((1e-3, 1.7), (2e-3, 1.9))]
-    trials += [trial_result("sandwich", 1e-3, 1, None, "diverged"), trial_result("sandwich", 1e-3, 2, 1.72)]
-    rows = summarize(trials, tmp_path)
-    assert [row["label"] for row in rows] == ["pre", "sandwich", "post"]
-    assert [(row["num_seeds"], row["num_lost"]) for row in rows] == [(3, 0), (2, 1), (2, 1)]
-    assert rows[1]["val_loss_mean"] == pytest.approx(1.71)
-    assert rows[2]["val_loss_mean"] == pytest.approx(1.805)
-
-
-def test_a_rate_that_diverges_less_is_chosen_first():
-    trials = [trial_result("pre", 1e-3, seed, 2.0) for seed in range(2)]
-    trials += [trial_result("pre", 2e-3, 0, 1.5), trial_result("pre", 2e-3, 1, None, "diverged")]
-    assert best_lr(trials) == 1e-3
-    assert best_lr(trials[2:]) == 2e-3
-
-
-def test_summary_over_seeds(tmp_path):
-    pre, geo = [2.0, 2.1, 1.9], [1.9, 2.05, 1.8]
-    trials = [trial_result("pre", 1e-3, seed, loss) for seed, loss in enumerate(pre)]
-    trials += [trial_result("geonorm", 1e-3, seed, loss) for seed, loss in enumerate(geo)]
-    trials += [trial_result("post", 1e-3, seed, None, "failed") for seed in range(3)]
-    rows = summarize(trials, tmp_path)
-    assert [row["label"] for row in rows] == ["geonorm", "pre", "post"]
-    # Student t with 2 degrees of freedom: 4.302653 times the standard error, worked by hand.
-    spread = 4.302653 * math.sqrt(0.01 / 3)
-    assert rows[1]["val_loss_ci"] == pytest.approx([2.0 - spread, 2.0 + spread], rel=1e-5)
-    differences = np.array(geo) - np.array(pre)
-    spread = 4.302653 * differences.std(ddof=1) / math.sqrt(3)
-    assert rows[0]["difference"]["mean"] == pytest.approx(differences.mean())
-    assert rows[0]["difference"]["ci"] == pytest.approx([differences.mean() - spread, differences.mean() + spread])
-    assert rows[0]["difference"]["kind"] == "paired seeds"
-    assert rows[1]["difference"] is None
-    assert rows[2]["val_loss_mean"] is None
-    assert rows[2]["num_failed"] == 3
-
-
-def test_summary_of_one_seed_is_over_windows(tmp_path):
-    generator = np.random.default_rng(0)
-    shared = generator.normal(2.0, 0.5, 300)
-    for label, losses in (("pre", shared), ("geonorm", shared - 0.1 + generator.normal(0, 0.01, 300))):
-        folder = tmp_path / f"{label}-0.001-0"
-        folder.mkdir()
-        write_json(folder / "window_losses.json", losses.tolist())
-    rows = summarize([trial_result("pre", 1e-3, 0, 2.0), trial_result("geonorm", 1e-3, 0, 1.9)], tmp_path)
-    assert all(row["ci_kind"] == "windows" for row in rows)
-    wide = rows[0]["val_loss_ci"][1] - rows[0]["val_loss_ci"][0]
-    narrow = rows[0]["difference"]["ci"][1] - rows[0]["difference"]["ci"][0]
-    assert wide == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(300), rel=0.2)
-    assert narrow < wide / 20
-    assert rows[0]["difference"]["ci"][1] < 0
-
-
-def test_reference_is_the_best_variant_of_pre(tmp_path):
-    variants = [
-        {**trial_result(f"pre({number})", 1e-3, 0, loss), "placement": "pre", "options": {"normalize_entry": True}}
-        for number, loss in enumerate((2.2, 2.1))
-    ]
-    geonorm = trial_result("geonorm", 1e-3, 0, 2.0)
-    rows = summarize([*variants, geonorm], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre(1)"
-    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 3.0)], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre(1)"
-    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 2.05)], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre"
-    assert summarize([geonorm], tmp_path)[0]["difference"] is None
-
-
-def test_intervals_at_the_edges():
-    assert t_interval([1.0]) is None
-    assert t_interval([1.0, 1.0]) == [1.0, 1.0]
-    assert bootstrap_interval(np.array([1.0])) is None
-    assert bootstrap_interval(np.ones(5)) is None
-    values = np.arange(50.0)
-    assert bootstrap_interval(values) == bootstrap_interval(values)
-
-
-def test_results_of_another_trial_are_not_kept(tmp_path):
-    plan = make_plan(CompareConfig(preset="tiny", placements=("pre",)))
-    trial, other = plan.first_trials(CorpusKey("f", 257))[0], plan.first_trials(CorpusKey("g", 257))[0]
-    write_json(tmp_path / "trial.json", trial.to_json())
-    assert read_result(tmp_path, trial) is None
-    write_json(tmp_path / "result.json", {"status": "ok"})
-    assert read_result(tmp_path, trial) == {"status": "ok"}
-    assert read_result(tmp_path, other) is None
-    assert not folder_holds_another(tmp_path, trial)
-    assert folder_holds_another(tmp_path, other)
-    (tmp_path / "result.json").write_text('{"status": "o')
-    assert read_result(tmp_path, trial) is None
-
-
 def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_path, monkeypatch):
     """A default that changes between two releases gives the same folder name and another trial."""
     out, _ = copied(finished, tmp_path)
@@ -514,13 +329,3 @@ def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_p
     with pytest.raises(UserError, match="holds the result of a trial with other settings or defaults"):
         LocalExecutor(1).run([trial], out / "trials", out)
     assert json.loads((folder.parent / trial.id / "trial.json").read_text()) == spec
-
-
-def test_ids_tell_close_rates_apart():
-    plan = make_plan(CompareConfig(preset="tiny", placements=("pre",), lrs=(1e-3, 1.0000001e-3)))
-    assert len({trial.id for trial in plan.first_trials(CorpusKey("f", 257))}) == 2
-
-
-def test_model_shape():
-    assert ModelShape(width=128).inner == 344
-    assert ModelShape(width=128, mlp_width=512).inner == 512
