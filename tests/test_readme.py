@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,27 @@ def test_every_make_target_that_the_readme_names_exists():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     named = set(re.findall(r"make ([a-z-]+)", README))
     assert {"demo", "test"} <= named <= set(targets)
+
+
+def test_the_core_needs_torch_alone(tmp_path):
+    """The first example runs where nothing but torch can be imported, and models say what is missing."""
+    others = [
+        "numpy",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "safetensors",
+        "scipy",
+        "matplotlib",
+        "jinja2",
+        "rich",
+        "tyro",
+        "yaml",
+        "triton",
+    ]
+    block = f"import sys\nfor name in {others}: sys.modules[name] = None\n"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", block + EXAMPLES[0]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    hide = "import importlib.util\nimportlib.util.find_spec = lambda name, package=None: None\n"
+    done = subprocess.run([sys.executable, "-c", hide + "import geonorm.models"], capture_output=True, text=True)
+    assert "geonorm.models needs transformers; run pip install 'geonorm[hf]'" in done.stderr

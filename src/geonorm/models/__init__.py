@@ -1,5 +1,10 @@
 """Hugging Face decoders with any placement. Importing this registers the classes with transformers."""
 
+from importlib.util import find_spec
+
+if find_spec("transformers") is None:
+    raise ModuleNotFoundError("geonorm.models needs transformers; run pip install 'geonorm[hf]'", name="transformers")
+
 from geonorm.models.adapter import Adapter, register, supported_families
 from geonorm.models.families import llama
 from geonorm.models.init import InitRow, init_report, init_weights
