@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OTHERS = ("numpy", "transformers", "tokenizers", "datasets", "safetensors", "scipy", "matplotlib", "jinja2", "rich")
+OTHERS += ("tyro", "yaml", "triton")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -39,21 +41,7 @@ def test_every_make_target_that_the_readme_names_exists():
 
 def test_the_core_needs_torch_alone(tmp_path):
     """The first example runs where nothing but torch can be imported, and models say what is missing."""
-    others = [
-        "numpy",
-        "transformers",
-        "tokenizers",
-        "datasets",
-        "safetensors",
-        "scipy",
-        "matplotlib",
-        "jinja2",
-        "rich",
-        "tyro",
-        "yaml",
-        "triton",
-    ]
-    block = f"import sys\nfor name in {others}: sys.modules[name] = None\n"
+    block = f"import sys\nfor name in {OTHERS}: sys.modules[name] = None\n"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", block + EXAMPLES[0]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     hide = "import importlib.util\nimportlib.util.find_spec = lambda name, package=None: None\n"
