@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from geonorm.report.finding import describe
-from geonorm.report.format import short_labels
+from geonorm.report.format import prose_name, short_labels
 from report_runs import (
     LOSSES,
     build_results,
@@ -30,6 +30,30 @@ def test_finding_says_when_geonorm_does_not_win(tmp_path):
     results = build_results({"pre": 1.5, "post": 1.6, "geonorm": 1.7})
     assert describe(results).headline == "No placement ends below Pre-Norm here"
     assert "GeoNorm does not win" in report(tmp_path, results)
+
+
+def test_a_lead_over_the_runner_up_that_is_noise_is_told():
+    results = build_results({**LOSSES, "deepnorm": 1.575})
+    results["summary"][1]["behind_best"] = {
+        "reference": "geonorm",
+        "mean": 0.04,
+        "ci": [-0.01, 0.09],
+        "kind": "paired seeds",
+    }
+    assert results["summary"][1]["placement"] == "deepnorm"
+    finding = describe(results)
+    assert "but not clearly below DeepNorm" in finding.headline
+    assert "includes zero, so this run does not tell it from GeoNorm" in " ".join(finding.sentences)
+    results["summary"][1]["behind_best"]["ci"] = [0.01, 0.07]
+    assert "not clearly" not in describe(results).headline
+
+
+def test_a_normalised_entry_is_said_in_words():
+    results = build_results(options={"pre": {"normalize_entry": True}, "geonorm": {"decay": "sqrt", "alpha": 2.0}})
+    rows = [*results["summary"], {**results["summary"][0], "placement": "pre", "options": {}}]
+    names = {prose_name(row, rows) for row in rows}
+    assert "Pre-Norm with a normalised entry" in names
+    assert "Pre-Norm" in names
 
 
 def test_finding_does_not_call_noise_a_win():

@@ -74,6 +74,8 @@ def test_summary_over_seeds(tmp_path):
     assert rows[0]["difference"]["ci"] == pytest.approx([differences.mean() - spread, differences.mean() + spread])
     assert rows[0]["difference"]["kind"] == "paired seeds"
     assert rows[1]["difference"] is None
+    assert rows[0]["behind_best"] is None
+    assert rows[1]["behind_best"]["mean"] == pytest.approx(-differences.mean())
     assert rows[2]["val_loss_mean"] is None
     assert rows[2]["num_failed"] == 3
 

@@ -62,6 +62,7 @@ def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]
     reference = _reference(rows)
     for row in rows:
         row["difference"] = _difference(row, reference) if reference else None
+        row["behind_best"] = _difference(row, rows[0])
     for row in rows:
         del row["_losses"], row["_windows"]
     return rows

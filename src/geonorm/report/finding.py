@@ -75,7 +75,10 @@ def _headline(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> str:
     best, digits = done[0], loss_digits(rows)
     name, reference = prose_name(best, rows), reference_row(rows)
     loser = _geonorm_loses(rows, done)
+    second = done[1]
     tail = f"; {loser}" if loser else ""
+    if second is not reference and excludes_zero(second.get("behind_best")) is False:
+        tail = f", but not clearly below {prose_name(second, rows)}{tail}"
     if best is reference:
         return f"No placement ends below {name} here"
     difference = best.get("difference")
@@ -118,11 +121,15 @@ def _sentences(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> list[s
             gap = number(reference["val_loss_mean"] - best["val_loss_mean"], digits)
             sentences.append(f"It ends {gap} nats below {prose_name(reference)}; the run gives no interval for this.")
         if second is not reference:
-            gap = number(second["val_loss_mean"] - best["val_loss_mean"], digits)
-            sentences.append(
-                f"The runner-up, {prose_name(second)}, is {gap} nats behind; "
-                "between these two the run gives no interval."
-            )
+            if second.get("behind_best"):
+                compared = _compared(second, prose_name(best, rows), digits, "behind_best")
+                sentences.append(f"The runner-up, {prose_name(second)}, {compared}")
+            else:
+                gap = number(second["val_loss_mean"] - best["val_loss_mean"], digits)
+                sentences.append(
+                    f"The runner-up, {prose_name(second)}, is {gap} nats behind; "
+                    "between these two the run gives no interval."
+                )
     sentences += _geonorm_sentences(rows, done, digits)
     edge = _at_edge(done)
     if edge:
@@ -139,8 +146,8 @@ def _sentences(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> list[s
     return sentences
 
 
-def _compared(row: dict[str, Any], reference: str, digits: int) -> str:
-    difference = row["difference"]
+def _compared(row: dict[str, Any], reference: str, digits: int, key: str = "difference") -> str:
+    difference = row[key]
     mean, side = difference["mean"], "below" if difference["mean"] < 0 else "above"
     text = f"ends {number(abs(mean), digits)} nats {side} {reference}"
     apart = excludes_zero(difference)

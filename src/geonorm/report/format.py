@@ -13,6 +13,7 @@ PROSE_NAMES = {
     "deepnorm": "DeepNorm",
     "sandwich": "SandwichNorm",
 }
+ENTRY_PHRASES = {True: " with a normalised entry", False: " without a normalised entry"}
 
 
 def number(value: float | None, digits: int) -> str:
@@ -99,7 +100,11 @@ def prose_name(row: dict[str, Any], rows: Sequence[dict[str, Any]] | None = None
     """
     name = PROSE_NAMES.get(row["placement"]) or str(row["placement"])
     alone = rows is not None and sum(other["placement"] == row["placement"] for other in rows) == 1
-    return name if alone or not row["options"] else f"{name} ({options_text(row['options'])})"
+    if alone or not row["options"]:
+        return name
+    options = dict(row["options"])
+    phrase = ENTRY_PHRASES.get(options.pop("normalize_entry", None), "")
+    return f"{name}{f' ({options_text(options)})' if options else ''}{phrase}"
 
 
 def short_labels(rows: Sequence[dict[str, Any]]) -> list[str]:
