@@ -53,8 +53,18 @@ PRESETS: dict[str, Preset] = {
         shape=ModelShape(width=128, depth=8, heads=4),
         training=TrainSettings(steps=240, batch=16, length=128, warmup=24, eval_every=40, layers_every=40),
         vocab_size=1024,
-        lrs=dict.fromkeys(_FIVE, (4e-3,)),
-        tuned="",
+        lrs={
+            "geonorm": (6e-3,),
+            "pre": (3e-3,),
+            "pre(normalize_entry=True)": (6e-3,),
+            "post": (6e-3,),
+            "deepnorm": (6e-3,),
+            "sandwich": (6e-3,),
+        },
+        tuned=(
+            "The rates are each placement's best of 0.003, 0.006 and 0.012 with this preset on the embedded corpus at "
+            "seed 0, chosen on the same validation text, which flatters every row a little."
+        ),
     ),
     "small": Preset(
         placements=_CONTENDERS,
