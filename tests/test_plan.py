@@ -96,3 +96,13 @@ def test_ids_tell_close_rates_apart():
 def test_model_shape():
     assert ModelShape(width=128).inner == 344
     assert ModelShape(width=128, mlp_width=512).inner == 512
+
+
+def test_the_command_names_what_decides_the_result():
+    plan = make_plan(
+        CompareConfig(preset="tiny", placements=("geonorm:decay=sqrt", "pre"), steps=30, jobs=3, resume=True)
+    )
+    assert plan.command() == (
+        "geonorm compare --placements geonorm:decay=sqrt pre --preset tiny --out runs/compare --steps 30"
+    )
+    assert make_plan(CompareConfig()).command() == "geonorm compare --preset demo --out runs/compare"

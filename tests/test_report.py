@@ -17,6 +17,7 @@ from geonorm.report.load import load_run, read_metrics
 from report_runs import (
     Page,
     build_results,
+    report,
     write_run,
 )
 
@@ -113,6 +114,14 @@ def test_truncated_and_missing_metrics_are_told(full):
     text = Page(full[2]).text
     assert "1 unreadable line in the metrics of trial geonorm-lr0.004-seed0" in text
     assert "Trial pre-lr0.004-seed1 has no metrics file" in text
+
+
+def test_rates_that_differ_between_placements_alone_draw_no_sensitivity(tmp_path):
+    results = build_results(lrs=(0.004,), seeds=(0,))
+    for entry in (*results["trials"], *results["summary"]):
+        if entry["placement"] == "pre":
+            entry.update({key: 0.002 for key in ("lr", "best_lr") if key in entry})
+    assert "Sensitivity to the learning rate" not in report(tmp_path, results)
 
 
 def test_page_without_any_metrics_has_no_training_figures(tmp_path):

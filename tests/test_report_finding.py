@@ -76,7 +76,7 @@ def test_edge_of_the_grid_is_not_settled(tmp_path):
 def test_windows_interval_is_told_apart_from_seeds(tmp_path):
     text = report(tmp_path, build_results(lrs=(0.004,), seeds=(0,)))
     assert "do not contain the variation from seed to seed" in text
-    assert "nats below Pre-Norm, with one seed each" in text
+    assert "nats below Pre-Norm, on one seed each" in text
     assert "Only one learning rate was tried" in text
     assert "Sensitivity to the learning rate" not in text
     assert "edge" not in text

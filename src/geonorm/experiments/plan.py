@@ -73,7 +73,7 @@ class Plan:
         words = ["geonorm", "compare"]
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            if field.name in ("resume", "jobs") or value == field.default:
+            if field.name in ("resume", "jobs") or (value == field.default and field.name not in ("preset", "out")):
                 continue
             words.append("--" + field.name.replace("_", "-"))
             if not isinstance(value, bool):

@@ -86,7 +86,8 @@ def _loss(run: Run) -> Block | None:
 
 def _sensitivity(run: Run) -> Block | None:
     shown = [one for one in run.series if one.every]
-    if len(tried_rates(shown)) < 2:
+    # Rates that differ only between placements, as tuned ones do, are no sensitivity.
+    if all(len(tried_rates([one])) < 2 for one in shown):
         return None
     figure, axes = _panel("Validation loss, nats per token", "peak learning rate")
     ends, notes = draw_sensitivity(axes, shown, run.series)

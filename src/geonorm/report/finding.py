@@ -89,7 +89,7 @@ def _headline(rows: list[dict[str, Any]], done: list[dict[str, Any]]) -> str:
         return f"{name} has the lowest mean loss, but not on what it shares with {other}{tail}"
     if excludes_zero(difference) is False:
         return f"{name} has the lowest loss, but its lead over {other} is within the noise{tail}"
-    seeds = ", with one seed each" if all(row.get("num_seeds") == 1 for row in (best, reference)) else ""
+    seeds = ", on one seed each" if all(row.get("num_seeds") == 1 for row in (best, reference)) else ""
     return f"{name} ends {number(abs(difference['mean']), digits)} nats below {other}{seeds}{tail}"
 
 
