@@ -7,6 +7,7 @@ rounds, and the time of copying the same bytes as a floor.
 from __future__ import annotations
 
 import json
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -84,7 +85,8 @@ def main() -> None:
                 f"  [{low * 1e3:.2f}, {high * 1e3:.2f}]  {median / reference:5.2f} of reference"
             )
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"torch": torch.__version__, "threads": 1, "rows": rows}, indent=1) + "\n")
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1}
+    RESULTS.write_text(json.dumps({"command": "python -m benchmarks.step", **versions, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
