@@ -47,3 +47,14 @@ def test_the_core_needs_torch_alone(tmp_path):
     hide = "import importlib.util\nimportlib.util.find_spec = lambda name, package=None: None\n"
     done = subprocess.run([sys.executable, "-c", hide + "import geonorm.models"], capture_output=True, text=True)
     assert "geonorm.models needs transformers; run pip install 'geonorm[hf]'" in done.stderr
+
+
+def test_subpackages_are_imported_when_first_named():
+    code = (
+        "import sys, geonorm\n"
+        "assert 'transformers' not in sys.modules\n"
+        "assert callable(geonorm.models.rewire) and callable(geonorm.data.prepare)\n"
+        "assert not hasattr(geonorm, 'nonsense')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

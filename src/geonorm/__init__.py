@@ -1,8 +1,11 @@
 """Where should a Transformer normalise? GeoNorm and the placements it is measured against.
 
 ``import geonorm`` needs torch alone: the step on the sphere and the placements. Models, data, training and the command
-line live in subpackages with extras of their own.
+line live in subpackages with extras of their own, imported when first named.
 """
+
+import importlib
+from types import ModuleType
 
 from geonorm import geometry, placements, schedules
 from geonorm.errors import UserError
@@ -10,3 +13,12 @@ from geonorm.ops import sphere_step
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "sphere_step"]
+
+_LATER = ("data", "experiments", "models", "report", "training")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a subpackage when it is first named, as in ``geonorm.models.rewire``."""
+    if name in _LATER:
+        return importlib.import_module(f"geonorm.{name}")
+    raise AttributeError(f"module 'geonorm' has no attribute {name!r}")
