@@ -102,7 +102,7 @@ def summary_table(results: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("placement", min_width=8, overflow="fold")
     # Intervals stand under their values, so that the table fits 80 columns and no number is ever broken.
-    headings = ("lr", "val loss\n95% interval", "bits/byte", "difference\n95% interval", "tok/s", "seeds")
+    headings = ("lr", "val loss\n95% interval", "bits/byte", "difference\n95% interval", "seeds")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in cells:
@@ -114,7 +114,7 @@ def summary_table(results: dict[str, Any]) -> Table:
         loss = Text(entry.loss, style="bold")
         for cell, bounds in ((loss, entry.loss_interval), (difference, entry.difference_interval)):
             cell.append(f"\n{bounds}" if bounds != MISSING else "", style="not bold dim")
-        values = (entry.lr, loss, entry.bits, difference, entry.speed, entry.seeds)
+        values = (entry.lr, loss, entry.bits, difference, entry.seeds)
         table.add_row(placement, *(Text(cell) if isinstance(cell, str) else cell for cell in values))
     versus = f"; difference to {reference['label']}" if reference else ""
     table.caption = Text(f"nats per token, lower is better{versus}; 95% intervals{source}")
