@@ -294,6 +294,19 @@ def test_results_are_whole_after_every_trial(tmp_path, data, monkeypatch):
     assert not any("not finished" in note for note in results_in(tmp_path / "run")["notes"])
 
 
+def test_trials_stand_in_the_order_of_the_plan_whatever_ends_first(finished, tmp_path, monkeypatch):
+    out, words = copied(finished, tmp_path)
+    before = [trial["id"] for trial in results_in(out)["trials"]]
+    original = LocalExecutor.run
+
+    def backwards(self, trials, root, corpus):
+        return original(self, list(trials)[::-1], root, corpus)[::-1]
+
+    monkeypatch.setattr(LocalExecutor, "run", backwards)
+    assert main(words) == 0
+    assert [trial["id"] for trial in results_in(out)["trials"]] == before
+
+
 def test_two_processes_do_not_share_a_folder(finished, tmp_path, capsys):
     out, words = copied(finished, tmp_path)
     with FileLock(out / ".lock"):

@@ -56,6 +56,7 @@ class _Comparison:
         self.out = plan.config.out
         self.results: dict[str, dict[str, Any]] = {}
         self.first = plan.first_trials(self.key)
+        self.order = [trial.id for trial in self.first]
         later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
         self.num_trials = len(self.first) + later
 
@@ -73,15 +74,16 @@ class _Comparison:
             )
             first = executor.run(self.first, self.out / TRIALS, self.corpus.path)
             later = self.plan.later_trials(first, self.key)
-            self.num_trials = len(self.first) + len(later)
+            self.order += [trial.id for trial in later]
+            self.num_trials = len(self.order)
             executor.run(later, self.out / TRIALS, self.corpus.path)
         return self.write()
 
     def write(self) -> dict[str, Any]:
         """Write the results of all trials so far and return them."""
         root = self.out / TRIALS
-        planned = {trial.id: number for number, trial in enumerate(self.first)}
-        trials = sorted(self.results.values(), key=lambda result: planned.get(result["id"], len(planned)))
+        # The order of the plan, not that in which trials happened to end, so that equal runs give equal files.
+        trials = [self.results[name] for name in self.order if name in self.results]
         unnamed = sum(1 for folder in root.iterdir() if folder.is_dir() and folder.name not in self.results)
         output = {
             "trials": trials,
