@@ -20,7 +20,6 @@ class Adapter:
 
     Attributes:
         family: the ``model_type`` of the stock configuration.
-        stock_placement: the placement that the stock wiring is.
         stock: stock classes by part: ``"block"``, ``"model"``, ``"causal_lm"``.
         rewired: our classes by the same parts, and ``"config"``.
         blocks, final_norm: attributes of the base model (the one without a head).
@@ -30,7 +29,6 @@ class Adapter:
     """
 
     family: str
-    stock_placement: str
     stock: Mapping[str, type[Any]]
     rewired: Mapping[str, type[Any]]
     blocks: str

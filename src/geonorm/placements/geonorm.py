@@ -26,8 +26,8 @@ class GeoNorm(Placement):
         decay: how steps shrink with depth, see :func:`geonorm.schedules.step_sizes`.
         per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
         retraction: ``"exponential"``, ``"projection"``, ``"cayley"`` or a positive number p.
-        max_angle: upper limit of the angle that one step travels, in radians, or None. The default, pi/4, keeps
-            training stable at learning rates where the bare exponential map wraps around the sphere.
+        max_angle: upper limit of the angle that one step travels, in radians, or None. The default, pi/4, keeps a
+            large update from wrapping around the sphere; it does not make every learning rate safe.
         learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
         normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
     """

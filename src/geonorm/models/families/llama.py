@@ -41,7 +41,6 @@ class GeonormLlamaForCausalLM(RewiredModelMixin, LlamaForCausalLM):
 
 ADAPTER = Adapter(
     family="llama",
-    stock_placement="pre",
     stock={"block": LlamaDecoderLayer, "model": LlamaModel, "causal_lm": LlamaForCausalLM},
     rewired={
         "config": GeonormLlamaConfig,
