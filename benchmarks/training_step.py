@@ -1,0 +1,191 @@
+"""A training step of one Llama with each placement: ``python -m benchmarks.training_step``.
+
+Forward + backward + AdamW, and forward + backward alone, eager and compiled, over the same with Pre-Norm, and over the
+matrix products alone. ``blocks`` leaves out embedding, head and loss, whose cost is the same for all and hides ratios.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Budget, Settings, command_line, fill, header, ratio, report, spread, take_turns, wall_clock
+from benchmarks.model import DEFAULT_SHAPES, STOCK, Shape, adamw, build, loss_of, make_batch, record_products
+from geonorm.errors import UserError
+from geonorm.placements import available
+from geonorm.training.evaluate import autocast
+
+BASELINE = "pre"
+PRODUCTS, ATTENTION = "matrix products", "attention alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """A training step."""
+
+    shape: Shape | None = None
+    """Sizes of the model and its batch."""
+    placements: tuple[str, ...] | None = None
+    """Placements in eager mode; stock is the unchanged model."""
+    compiled: tuple[str, ...] | None = None
+    """Placements under torch.compile too; each takes half a minute and more to compile, its blocks again."""
+    blocks: bool = True
+    """Time the blocks alone too, for geonorm and pre."""
+
+
+EVERY = (STOCK, *available())
+PRESETS: dict[str, dict[str, Any]] = {
+    "cpu": {"placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 5},
+    "cuda": {"placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 20},
+    "quick": {"placements": EVERY, "compiled": (), "rounds": 3},
+}
+for _name, _preset in PRESETS.items():
+    _preset["shape"] = DEFAULT_SHAPES[_name]
+
+
+def check(models: dict[str, Any], ids: Tensor, precision: str) -> dict[str, float]:
+    """Losses before any timing: finite, and that of ``pre`` the stock model's to the last bit."""
+    with torch.no_grad():
+        losses = {name: loss_of(model, ids, precision).item() for name, model in models.items()}
+    assert all(math.isfinite(loss) for loss in losses.values()), losses
+    if STOCK in losses and BASELINE in losses:
+        assert losses[STOCK] == losses[BASELINE], losses
+    return losses
+
+
+def step_of(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, settings: TrainingSettings) -> Callable:
+    """One step that returns seconds of forward + backward, and of all."""
+    assert settings.shape is not None
+    precision = settings.shape.precision
+
+    def step() -> tuple[float, float]:
+        start = wall_clock(settings.device)
+        loss_of(model, ids, precision).backward()
+        middle = wall_clock(settings.device)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        end = wall_clock(settings.device)
+        return middle - start, end - start
+
+    return step
+
+
+def blocks_of(model: Any, h: Tensor, g: Tensor, settings: TrainingSettings) -> Callable:
+    """Forward and backward of the model without embedding, head and loss."""
+    assert settings.shape is not None
+    precision = settings.shape.precision
+
+    def step() -> tuple[float, None]:
+        leaf = h.detach().requires_grad_()
+        start = wall_clock(settings.device)
+        with autocast(h.device, precision):
+            output = model.model(inputs_embeds=leaf, use_cache=False).last_hidden_state
+        output.backward(g.to(output.dtype))
+        seconds = wall_clock(settings.device) - start
+        model.zero_grad(set_to_none=True)
+        return seconds, None
+
+    return step
+
+
+def alone(work: Callable[[], None], device: str) -> Callable:
+    def step() -> tuple[float, None]:
+        start = wall_clock(device)
+        work()
+        return wall_clock(device) - start, None
+
+    return step
+
+
+def run(settings: TrainingSettings) -> dict[str, Any]:
+    """Check, time, report."""
+    settings = fill(settings, PRESETS)
+    shape, placements, compiled = settings.shape, settings.placements or (), settings.compiled or ()
+    assert shape is not None and settings.rounds is not None
+    for name in (*placements, *compiled):
+        if name not in EVERY:
+            raise UserError(f"`placements` and `compiled` must be of {', '.join(EVERY)}, got {name!r}")
+    if BASELINE not in placements or not set(compiled) <= set(placements):
+        raise UserError(f"`placements` must hold {BASELINE!r}, what the others are measured against, and all of `compiled`")
+    budget, result = Budget(settings.seconds), header("training_step", settings)
+    ids = make_batch(shape, settings.device)
+    models = {name: build(name, shape, settings.device) for name in placements}
+    result["losses_before"] = check(models, ids, shape.precision)
+    optimizers = {name: adamw(model) for name, model in models.items()}
+    products, attention, result["num_products"] = record_products(models[BASELINE], ids, shape.precision)
+
+    turns: dict[str, Callable[[], Any]] = {
+        PRODUCTS: alone(products, settings.device),
+        ATTENTION: alone(attention, settings.device),
+    }
+    h, g = (torch.randn(shape.batch, shape.tokens, shape.width, device=settings.device) for _ in range(2))
+    compile_seconds, left_out = {}, []
+    for mode, names in (("eager", placements), ("compiled", compiled)):
+        for name in names:
+            model = models[name]
+            parts = {f"step {mode} {name}": functools.partial(step_of, optimizer=optimizers[name], ids=ids, settings=settings)}
+            if settings.blocks and name in ("geonorm", BASELINE):
+                parts[f"blocks {mode} {name}"] = functools.partial(blocks_of, h=h, g=g, settings=settings)
+            for label, make in parts.items():
+                if mode == "compiled" and budget.left <= 0.5 * (settings.seconds or 0):
+                    left_out.append(label)
+                    continue
+                if mode == "compiled":
+                    turn, compile_seconds[label] = compile_it(label, model, make, settings)
+                    turns[label] = turn
+                else:
+                    turns[label] = make(model)
+    times = take_turns(turns, settings.rounds, warm_up=1, budget=budget)
+    rows = summarise(times, shape)
+    result |= {"compile_seconds": compile_seconds, "left_out_for_time": left_out, "rows": rows, "seconds": budget.used}
+    size = f"width {shape.width}, {shape.layers} layers, MLP {shape.mlp}, vocabulary {shape.vocab}"
+    title = f"Training step: Llama, {size}, {shape.batch} x {shape.tokens} tokens, {shape.precision}"
+    report("training_step", settings, result, {title: rows})
+    return result
+
+
+def compile_it(label: str, model: Any, make: Callable, settings: TrainingSettings) -> tuple[Callable, float]:
+    """The compiled contender and the seconds of its first call, which compiles."""
+    if label.startswith("blocks"):
+        holder = torch.nn.Module()
+        holder.model = torch.compile(model.model)
+        turn = make(holder)
+    else:
+        turn = make(torch.compile(model))
+    return turn, turn()[0]
+
+
+def summarise(times: dict[str, list[tuple[float, float | None]]], shape: Shape) -> list[dict[str, Any]]:
+    """One row a contender and phase, with its ratios over Pre-Norm in the same mode and over the products."""
+    products = [first for first, _ in times[PRODUCTS]]
+    rows = [{"part": label, "ms": scaled([first for first, _ in times[label]])} for label in (PRODUCTS, ATTENTION)]
+    for label, pairs in times.items():
+        part, _, rest = label.partition(" ")
+        mode, _, name = rest.partition(" ")
+        if label in (PRODUCTS, ATTENTION):
+            continue
+        phases = ["forward + backward", "with AdamW"] if part == "step" else ["blocks, forward + backward"]
+        for index, phase in enumerate(phases):
+            values = [pair[index] for pair in pairs]
+            row: dict[str, Any] = {"part": phase, "mode": mode, "placement": name, "ms": scaled(values)}
+            if (base := times.get(f"{part} {mode} {BASELINE}")) is not None:
+                row["over_pre"] = ratio(values, [pair[index] for pair in base])  # type: ignore[misc]
+            row["over_products"] = ratio(values, products)
+            if part == "step":
+                row["tokens_per_second"] = round(shape.batch * shape.tokens / spread(values)["median"])
+            rows.append(row)
+    return sorted(rows, key=lambda row: (row["part"], row.get("mode", "")))
+
+
+def scaled(seconds: list[float]) -> dict[str, Any]:
+    return spread([value * 1e3 for value in seconds])
+
+
+if __name__ == "__main__":
+    command_line(TrainingSettings, run, __doc__)
