@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import tyro
@@ -39,6 +39,8 @@ class Settings:
     """Tiny sizes, to see that everything runs; the figures mean nothing."""
     threads: int = 1
     """Threads of PyTorch on a CPU."""
+    clock: Literal["wall", "process"] = "wall"
+    """On a CPU: time on the wall, or the processor time that this process got, for a machine that is busy with else."""
     rounds: int | None = None
     """Rounds; in each, every contender takes its turn."""
     seconds: float | None = None
@@ -88,18 +90,18 @@ class Budget:
 class Timer:
     """Seconds that some work takes. On a GPU: device time, with a cold L2 cache, once the work is queued."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        if device == "cuda":
+    def __init__(self, settings: Settings) -> None:
+        self.device, self.now = settings.device, clock(settings)
+        if self.device == "cuda":
             size = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
             self.flush = torch.empty(max(4 * size, 2**28), dtype=torch.uint8, device="cuda")
 
     def __call__(self, work: Callable[[], Any]) -> tuple[float, Any]:
         """Return the seconds and what the work returned."""
         if self.device == "cpu":
-            start = time.perf_counter()
+            start = self.now()
             result = work()
-            return time.perf_counter() - start, result
+            return self.now() - start, result
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
         torch.cuda._sleep(SLEEP_CYCLES)
@@ -110,11 +112,16 @@ class Timer:
         return begin.elapsed_time(end) / 1e3, result
 
 
-def wall_clock(device: str) -> float:
-    """Seconds on the wall, all work done."""
-    if device == "cuda":
+def clock(settings: Settings) -> Callable[[], float]:
+    """A clock that reads seconds when all work is done."""
+    if settings.device == "cpu":
+        return time.process_time if settings.clock == "process" else time.perf_counter
+
+    def after_the_gpu() -> float:
         torch.cuda.synchronize()
-    return time.perf_counter()
+        return time.perf_counter()
+
+    return after_the_gpu
 
 
 def take_turns(
@@ -145,6 +152,13 @@ def ratio(values: Sequence[float], over: Sequence[float]) -> dict[str, Any]:
     """Ratio of the medians, with the quartiles of the ratio within each round."""
     rounds = [value / other for value, other in zip(values, over, strict=True)]
     return {**spread(rounds), "median": statistics.median(values) / statistics.median(over)}
+
+
+def peak_copy(timer: Timer, size: int) -> float:
+    """Bytes a second, read and written, of copying ``size`` bytes: the best of ten, for what the memory can give."""
+    source = torch.ones(size, dtype=torch.uint8, device=timer.device)
+    target = torch.empty_like(source)
+    return 2 * size / min(timer(lambda: target.copy_(source))[0] for _ in range(10))
 
 
 def machine(settings: Settings) -> dict[str, Any]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.common import Settings
+from geonorm.errors import UserError
 from geonorm.models import rewire
 from geonorm.training.evaluate import autocast
 
+HEAD = 64
 LR = 1e-5
 STOCK = "stock"
 PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
@@ -22,25 +25,59 @@ ATTENTION = "scaled_dot_product"
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelSettings(Settings):
+    """A benchmark of whole models: heads of 64, gated MLP, no biases."""
+
+    width: int | None = None
+    """Width of the stream, a multiple of 64."""
+    mlp: int | None = None
+    """Width inside the MLP."""
+    layers: int | None = None
+    """Number of layers."""
+    vocab: int | None = None
+    """Tokens that the head tells apart; a large one hides what the placements cost."""
+    batch: int | None = None
+    """Sequences in a batch."""
+    tokens: int | None = None
+    """Tokens in a sequence."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """float32, or bfloat16 autocast over float32 weights."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of the model and its batch; heads of 64, gated MLP."""
+    """Sizes of a model and its batch."""
 
-    width: int = 512
-    mlp: int = 1376
-    layers: int = 12
-    vocab: int = 4096
-    batch: int = 4
-    tokens: int = 256
-    precision: str = "fp32"
+    width: int
+    mlp: int
+    layers: int
+    vocab: int
+    batch: int
+    tokens: int
+    precision: str
 
-    @property
-    def heads(self) -> int:
-        return max(1, self.width // 64)
+    def __str__(self) -> str:
+        size = f"width {self.width}, {self.layers} layers, MLP {self.mlp}, vocabulary {self.vocab}"
+        return f"{size}, {self.batch} x {self.tokens} tokens, {self.precision}"
 
 
-BIG = Shape(width=1024, mlp=2752, layers=12, vocab=32000, batch=16, tokens=1024, precision="bf16")
-TINY = Shape(width=64, mlp=128, layers=2, vocab=64, batch=2, tokens=8)
-DEFAULT_SHAPES = {"cpu": Shape(), "cuda": BIG, "quick": TINY}
+SIZES: dict[str, dict[str, Any]] = {
+    "cpu": dataclasses.asdict(Shape(512, 1376, 12, 4096, 4, 256, "fp32")),
+    "cuda": dataclasses.asdict(Shape(1024, 2752, 12, 32000, 16, 1024, "bf16")),
+    "quick": dataclasses.asdict(Shape(64, 128, 2, 64, 2, 8, "fp32")),
+}
+
+
+def shape_of(settings: ModelSettings) -> Shape:
+    """Sizes named by filled settings.
+
+    Raises:
+        UserError: the width does not split into heads of 64.
+    """
+    shape = Shape(*(getattr(settings, field.name) for field in dataclasses.fields(Shape)))
+    if shape.width % HEAD:
+        raise UserError(f"`width` must be a multiple of {HEAD}, the width of a head, got {shape.width}")
+    return shape
 
 
 def build(name: str, shape: Shape, device: str) -> LlamaForCausalLM:
@@ -51,7 +88,7 @@ def build(name: str, shape: Shape, device: str) -> LlamaForCausalLM:
         hidden_size=shape.width,
         intermediate_size=shape.mlp,
         num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
+        num_attention_heads=shape.width // HEAD,
         vocab_size=shape.vocab,
         max_position_embeddings=max(shape.tokens, 32),
     )
@@ -93,7 +130,9 @@ class _Record(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def record_products(model: nn.Module, ids: Tensor, precision: str) -> tuple[Callable[[], None], Callable[[], None], int]:
+def record_products(
+    model: nn.Module, ids: Tensor, precision: str
+) -> tuple[Callable[[], None], Callable[[], None], int]:
     """Functions that repeat the matrix products, and the attention, of one forward and backward; number of products.
 
     They work on the very operands, layouts included, which stay in memory. Attention is a fused operation with its own

@@ -15,8 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import Budget, Settings, command_line, fill, header, ratio, report, spread, take_turns, wall_clock
-from benchmarks.model import DEFAULT_SHAPES, STOCK, Shape, adamw, build, loss_of, make_batch, record_products
+from benchmarks.common import Budget, clock, command_line, fill, header, ratio, report, spread, take_turns
+from benchmarks.model import (
+    SIZES,
+    STOCK,
+    ModelSettings,
+    Shape,
+    adamw,
+    build,
+    loss_of,
+    make_batch,
+    record_products,
+    shape_of,
+)
 from geonorm.errors import UserError
 from geonorm.placements import available
 from geonorm.training.evaluate import autocast
@@ -26,11 +37,9 @@ PRODUCTS, ATTENTION = "matrix products", "attention alone"
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingSettings(Settings):
+class TrainingSettings(ModelSettings):
     """A training step."""
 
-    shape: Shape | None = None
-    """Sizes of the model and its batch."""
     placements: tuple[str, ...] | None = None
     """Placements in eager mode; stock is the unchanged model."""
     compiled: tuple[str, ...] | None = None
@@ -41,12 +50,10 @@ class TrainingSettings(Settings):
 
 EVERY = (STOCK, *available())
 PRESETS: dict[str, dict[str, Any]] = {
-    "cpu": {"placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 5},
-    "cuda": {"placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 20},
-    "quick": {"placements": EVERY, "compiled": (), "rounds": 3},
+    "cpu": {**SIZES["cpu"], "placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 5},
+    "cuda": {**SIZES["cuda"], "placements": EVERY, "compiled": ("pre", "geonorm"), "rounds": 20},
+    "quick": {**SIZES["quick"], "placements": EVERY, "compiled": (), "rounds": 3},
 }
-for _name, _preset in PRESETS.items():
-    _preset["shape"] = DEFAULT_SHAPES[_name]
 
 
 def check(models: dict[str, Any], ids: Tensor, precision: str) -> dict[str, float]:
@@ -61,16 +68,15 @@ def check(models: dict[str, Any], ids: Tensor, precision: str) -> dict[str, floa
 
 def step_of(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, settings: TrainingSettings) -> Callable:
     """One step that returns seconds of forward + backward, and of all."""
-    assert settings.shape is not None
-    precision = settings.shape.precision
+    precision, now = shape_of(settings).precision, clock(settings)
 
     def step() -> tuple[float, float]:
-        start = wall_clock(settings.device)
+        start = now()
         loss_of(model, ids, precision).backward()
-        middle = wall_clock(settings.device)
+        middle = now()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        end = wall_clock(settings.device)
+        end = now()
         return middle - start, end - start
 
     return step
@@ -78,27 +84,26 @@ def step_of(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, settings:
 
 def blocks_of(model: Any, h: Tensor, g: Tensor, settings: TrainingSettings) -> Callable:
     """Forward and backward of the model without embedding, head and loss."""
-    assert settings.shape is not None
-    precision = settings.shape.precision
+    precision, now = shape_of(settings).precision, clock(settings)
 
     def step() -> tuple[float, None]:
         leaf = h.detach().requires_grad_()
-        start = wall_clock(settings.device)
+        start = now()
         with autocast(h.device, precision):
             output = model.model(inputs_embeds=leaf, use_cache=False).last_hidden_state
         output.backward(g.to(output.dtype))
-        seconds = wall_clock(settings.device) - start
+        seconds = now() - start
         model.zero_grad(set_to_none=True)
         return seconds, None
 
     return step
 
 
-def alone(work: Callable[[], None], device: str) -> Callable:
+def alone(work: Callable[[], None], now: Callable[[], float]) -> Callable:
     def step() -> tuple[float, None]:
-        start = wall_clock(device)
+        start = now()
         work()
-        return wall_clock(device) - start, None
+        return now() - start, None
 
     return step
 
@@ -106,13 +111,15 @@ def alone(work: Callable[[], None], device: str) -> Callable:
 def run(settings: TrainingSettings) -> dict[str, Any]:
     """Check, time, report."""
     settings = fill(settings, PRESETS)
-    shape, placements, compiled = settings.shape, settings.placements or (), settings.compiled or ()
-    assert shape is not None and settings.rounds is not None
+    shape, placements, compiled = shape_of(settings), settings.placements or (), settings.compiled or ()
+    assert settings.rounds is not None
     for name in (*placements, *compiled):
         if name not in EVERY:
             raise UserError(f"`placements` and `compiled` must be of {', '.join(EVERY)}, got {name!r}")
     if BASELINE not in placements or not set(compiled) <= set(placements):
-        raise UserError(f"`placements` must hold {BASELINE!r}, what the others are measured against, and all of `compiled`")
+        raise UserError(
+            f"`placements` must hold {BASELINE!r}, what the others are measured against, and all of `compiled`"
+        )
     budget, result = Budget(settings.seconds), header("training_step", settings)
     ids = make_batch(shape, settings.device)
     models = {name: build(name, shape, settings.device) for name in placements}
@@ -121,15 +128,19 @@ def run(settings: TrainingSettings) -> dict[str, Any]:
     products, attention, result["num_products"] = record_products(models[BASELINE], ids, shape.precision)
 
     turns: dict[str, Callable[[], Any]] = {
-        PRODUCTS: alone(products, settings.device),
-        ATTENTION: alone(attention, settings.device),
+        PRODUCTS: alone(products, clock(settings)),
+        ATTENTION: alone(attention, clock(settings)),
     }
     h, g = (torch.randn(shape.batch, shape.tokens, shape.width, device=settings.device) for _ in range(2))
     compile_seconds, left_out = {}, []
     for mode, names in (("eager", placements), ("compiled", compiled)):
         for name in names:
             model = models[name]
-            parts = {f"step {mode} {name}": functools.partial(step_of, optimizer=optimizers[name], ids=ids, settings=settings)}
+            parts = {
+                f"step {mode} {name}": functools.partial(
+                    step_of, optimizer=optimizers[name], ids=ids, settings=settings
+                )
+            }
             if settings.blocks and name in ("geonorm", BASELINE):
                 parts[f"blocks {mode} {name}"] = functools.partial(blocks_of, h=h, g=g, settings=settings)
             for label, make in parts.items():
@@ -144,9 +155,7 @@ def run(settings: TrainingSettings) -> dict[str, Any]:
     times = take_turns(turns, settings.rounds, warm_up=1, budget=budget)
     rows = summarise(times, shape)
     result |= {"compile_seconds": compile_seconds, "left_out_for_time": left_out, "rows": rows, "seconds": budget.used}
-    size = f"width {shape.width}, {shape.layers} layers, MLP {shape.mlp}, vocabulary {shape.vocab}"
-    title = f"Training step: Llama, {size}, {shape.batch} x {shape.tokens} tokens, {shape.precision}"
-    report("training_step", settings, result, {title: rows})
+    report("training_step", settings, result, {f"Training step: Llama, {shape}": rows})
     return result
 
 
