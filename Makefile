@@ -36,7 +36,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.step
+	@echo "benchmarks on one core, about eight minutes on an idle machine; on a GPU: python -m benchmarks.gpu"
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.step --seconds 120
+	$(BIN)/python -m benchmarks.training_step --seconds 270
+	$(BIN)/python -m benchmarks.peers --seconds 120
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .hypothesis .ruff_cache

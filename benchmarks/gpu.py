@@ -49,7 +49,7 @@ def run_part(name: str, settings: GpuSettings, folder: Path, budget: Budget) -> 
     except subprocess.TimeoutExpired:
         return {"failed": f"stopped after {allowed + GRACE:.0f} s"}
     print(done.stdout, flush=True)
-    written = [path for path in folder.glob(f"{name}*.json")]
+    written = list(folder.glob(f"{name}*.json"))
     result = json.loads(written[0].read_text(encoding="utf-8")) if written else {}
     if done.returncode != 0:
         result["failed"] = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]

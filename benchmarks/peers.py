@@ -1,8 +1,8 @@
 """Tokens a second and peak memory against other libraries' models of one shape: ``python -m benchmarks.peers``.
 
 Each contender runs in a process of its own, so that the peak is its own; the processes take turns, twice. The same
-width, depth, heads, MLP width, vocabulary and positions for all, AdamW for all. The models are what their libraries make
-of these sizes, not the same model: parameters are reported.
+width, depth, heads, MLP width, vocabulary and positions for all, AdamW for all. The models are what their libraries
+make of these sizes, not the same model: parameters are reported.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ class PeerSettings(ModelSettings):
 
     contenders: tuple[str, ...] | None = None
     """Which of them."""
-    passes: int = 2
+    passes: int | None = None
     """How often each gets a process."""
     worker: str | None = None
     """Run one contender here and print its figures as JSON; what the processes are started with."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "cpu": {**SIZES["cpu"], "contenders": tuple(CONTENDERS), "rounds": 3},
-    "cuda": {**SIZES["cuda"], "contenders": tuple(CONTENDERS), "rounds": 15},
-    "quick": {**SIZES["quick"], "contenders": tuple(CONTENDERS), "rounds": 3},
+    "cpu": {**SIZES["cpu"], "contenders": tuple(CONTENDERS), "passes": 2, "rounds": 3},
+    "cuda": {**SIZES["cuda"], "contenders": tuple(CONTENDERS), "passes": 2, "rounds": 15},
+    "quick": {**SIZES["quick"], "contenders": tuple(CONTENDERS), "passes": 1, "rounds": 3},
 }
 
 
@@ -126,7 +126,8 @@ def resident(key: str) -> float:
 def work(settings: PeerSettings) -> dict[str, Any]:
     """Seconds of each training step, peak memory and size of one contender, in this process."""
     shape, device = shape_of(settings), settings.device
-    assert settings.worker is not None and settings.rounds is not None
+    assert settings.worker is not None
+    assert settings.rounds is not None
     ids = make_batch(dataclasses.replace(shape, tokens=shape.tokens + 1), device)
     now, before = clock(settings), resident("VmRSS")
     torch.manual_seed(0)
@@ -195,7 +196,7 @@ def run(settings: PeerSettings) -> dict[str, Any]:
         return figures
     budget, result, shape = Budget(settings.seconds), header("peers", settings), shape_of(settings)
     processes: dict[str, list[dict[str, Any]]] = {name: [] for name in settings.contenders or ()}
-    for number in range(settings.passes):
+    for number in range(settings.passes or 1):
         for name, done in processes.items():
             if budget.left <= 0 and number > 0:
                 continue

@@ -2,9 +2,9 @@
 
 Every implementation that ``geonorm.ops`` lists and that runs here, forward and backward. The limit is the time that
 copying takes for the bytes that the step must move, measured in the same rounds: forward 2 reads and 1 write, backward
-3 reads and 2 writes of tokens x width. Add + RMSNorm, what Pre-Norm does between two sub-layers, returns the sum and the
-norm, and must move as much. ``of_peak`` is the same traffic at the measured peak of copying over the time taken; it can
-pass 1 where tensors stay in a CPU's cache.
+3 reads and 2 writes of tokens x width. Add + RMSNorm, what Pre-Norm does between two sub-layers, returns the sum and
+the norm, and must move as much. ``of_peak`` is the same traffic at the measured peak of copying over the time taken; it
+can pass 1 where tensors stay in a CPU's cache.
 """
 
 from __future__ import annotations

@@ -34,8 +34,11 @@ def _rows(x: Tensor, u: Tensor, dtype: torch.dtype) -> _Rows:
         rows = _plain_rows(x, u, None)
         if _in_range(rows, dtype):
             return rows
-    scale = geometry.row_scale(x)
-    return _plain_rows(x / scale, u / scale, scale)
+    # The scale is a power of two, kept where its inverse is no subnormal number: the product is the quotient to the
+    # last bit, and dividing every entry took half of the time of the compiled step.
+    scale = geometry.row_scale(x).clamp_max(1 / torch.finfo(dtype).tiny)
+    inverse = 1 / scale
+    return _plain_rows(x * inverse, u * inverse, scale)
 
 
 def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
