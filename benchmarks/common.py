@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import shlex
 import statistics
 import sys
@@ -18,8 +19,8 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
+import geonorm
 from geonorm.errors import UserError
-from geonorm.experiments.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("x-transformers", "nGPT-pytorch", "geoopt", "liger-kernel", "triton")
@@ -163,8 +164,15 @@ def peak_copy(timer: Timer, size: int) -> float:
 
 def machine(settings: Settings) -> dict[str, Any]:
     """Versions, processor and load, so that a figure can be told from another machine's."""
-    facts = {key: value for key, value in environment().items() if key != "threads_per_trial"}
-    facts["threads"] = settings.threads
+    try:
+        from geonorm.experiments.environment import environment
+
+        facts = {key: value for key, value in environment().items() if key != "threads_per_trial"}
+    except ModuleNotFoundError:
+        # A machine that was lent for its GPU may have little more than PyTorch; the step needs no more.
+        facts = {"geonorm": geonorm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        facts |= {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    facts |= {"threads": settings.threads, "clock": settings.clock}
     facts["load_average"] = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     for package in PACKAGES:
         try:

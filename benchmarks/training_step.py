@@ -7,7 +7,6 @@ matrix products alone. ``blocks`` leaves out embedding, head and loss, whose cos
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +32,8 @@ from geonorm.placements import available
 from geonorm.training.evaluate import autocast
 
 BASELINE = "pre"
+# Nothing more is compiled once less than this share of the time is left.
+TIME_TO_MEASURE = 0.4
 PRODUCTS, ATTENTION = "matrix products", "attention alone"
 
 
@@ -82,7 +83,7 @@ def step_of(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, settings:
     return step
 
 
-def blocks_of(model: Any, h: Tensor, g: Tensor, settings: TrainingSettings) -> Callable:
+def blocks_of(base: Any, h: Tensor, g: Tensor, settings: TrainingSettings) -> Callable:
     """Forward and backward of the model without embedding, head and loss."""
     precision, now = shape_of(settings).precision, clock(settings)
 
@@ -90,10 +91,10 @@ def blocks_of(model: Any, h: Tensor, g: Tensor, settings: TrainingSettings) -> C
         leaf = h.detach().requires_grad_()
         start = now()
         with autocast(h.device, precision):
-            output = model.model(inputs_embeds=leaf, use_cache=False).last_hidden_state
+            output = base(inputs_embeds=leaf, use_cache=False).last_hidden_state
         output.backward(g.to(output.dtype))
         seconds = now() - start
-        model.zero_grad(set_to_none=True)
+        base.zero_grad(set_to_none=True)
         return seconds, None
 
     return step
@@ -133,25 +134,17 @@ def run(settings: TrainingSettings) -> dict[str, Any]:
     }
     h, g = (torch.randn(shape.batch, shape.tokens, shape.width, device=settings.device) for _ in range(2))
     compile_seconds, left_out = {}, []
-    for mode, names in (("eager", placements), ("compiled", compiled)):
-        for name in names:
-            model = models[name]
-            parts = {
-                f"step {mode} {name}": functools.partial(
-                    step_of, optimizer=optimizers[name], ids=ids, settings=settings
-                )
-            }
-            if settings.blocks and name in ("geonorm", BASELINE):
-                parts[f"blocks {mode} {name}"] = functools.partial(blocks_of, h=h, g=g, settings=settings)
-            for label, make in parts.items():
-                if mode == "compiled" and budget.left <= 0.5 * (settings.seconds or 0):
-                    left_out.append(label)
-                    continue
-                if mode == "compiled":
-                    turn, compile_seconds[label] = compile_it(label, model, make, settings)
-                    turns[label] = turn
-                else:
-                    turns[label] = make(model)
+    for mode, part, name in plan(settings):
+        label, call = f"{part} {mode} {name}", models[name] if part == "step" else models[name].model
+        if mode == "compiled":
+            if budget.left < TIME_TO_MEASURE * (settings.seconds or 0):
+                left_out.append(label)
+                continue
+            call = torch.compile(call)
+        step = step_of(call, optimizers[name], ids, settings) if part == "step" else blocks_of(call, h, g, settings)
+        if mode == "compiled":
+            compile_seconds[label] = step()[0]
+        turns[label] = step
     times = take_turns(turns, settings.rounds, warm_up=1, budget=budget)
     rows = summarise(times, shape)
     result |= {"compile_seconds": compile_seconds, "left_out_for_time": left_out, "rows": rows, "seconds": budget.used}
@@ -159,15 +152,15 @@ def run(settings: TrainingSettings) -> dict[str, Any]:
     return result
 
 
-def compile_it(label: str, model: Any, make: Callable, settings: TrainingSettings) -> tuple[Callable, float]:
-    """The compiled contender and the seconds of its first call, which compiles."""
-    if label.startswith("blocks"):
-        holder = torch.nn.Module()
-        holder.model = torch.compile(model.model)
-        turn = make(holder)
-    else:
-        turn = make(torch.compile(model))
-    return turn, turn()[0]
+def plan(settings: TrainingSettings) -> list[tuple[str, str, str]]:
+    """Mode, part and placement of every contender, what is wanted most first."""
+    return [
+        (mode, part, name)
+        for mode, names in (("eager", settings.placements), ("compiled", settings.compiled))
+        for part in ("step", "blocks")
+        for name in names or ()
+        if part == "step" or (settings.blocks and name in ("geonorm", BASELINE))
+    ]
 
 
 def summarise(times: dict[str, list[tuple[float, float | None]]], shape: Shape) -> list[dict[str, Any]]:
