@@ -8,7 +8,6 @@ make of these sizes, not the same model: parameters are reported.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import json
 import math
@@ -146,7 +145,6 @@ def work(settings: PeerSettings) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         seconds.append(now() - start)
         losses.append(loss.item())
-        gc.collect()
     if not all(math.isfinite(loss) for loss in losses):
         raise UserError(f"{settings.worker} does not train here: losses {losses}")
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else resident("VmHWM") - before
