@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import common, kernels, memory, model, peers, step, training_step
+from benchmarks import common, gpu, kernels, memory, model, peers, step, training_step
 
 from geonorm import UserError
 from geonorm.ops import IMPLEMENTATIONS
@@ -176,6 +176,15 @@ def test_the_gpu_script_says_in_one_line_that_there_is_no_gpu(monkeypatch):
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: there is no GPU here")
+
+
+def test_the_gpu_script_keeps_what_worked_when_a_part_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "PARTS", {"no_such_part": 0.1, "step": 0.9})
+    with pytest.raises(SystemExit):
+        gpu.run(gpu.GpuSettings(device="cpu", quick=True, out=tmp_path))
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert "No module named" in parts["no_such_part"]["failed"]
+    assert any("ms" in row for row in parts["step"]["rows"])
 
 
 @pytest.mark.slow
