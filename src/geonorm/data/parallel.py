@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from geonorm.errors import UserError
@@ -41,8 +42,7 @@ def spread(
         for task in tasks:
             yield function(*task)
         return
-    # Forking a process that holds threads of tokenizers, torch or pyarrow can lock up.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (make, arguments))
+    pool = ProcessPoolExecutor(workers, _context(make.__module__), _start, (make, arguments))
     waiting: set[Future[Any]] = set()
     try:
         for task in tasks:
@@ -60,6 +60,16 @@ def spread(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _context(module: str) -> BaseContext:
+    # Forking this process, which holds threads of tokenizers, torch or pyarrow, can lock up. A server that has only
+    # imported the module is safe to fork, and the package is then imported once and not once a worker.
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context
 
 
 def _start(make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:
