@@ -56,8 +56,8 @@ class Encoder:
     def encode(self, documents: Iterable[str]) -> Iterator[np.ndarray | None]:
         """Yield the ids of each document in turn, in `dtype`, the end-of-text id last.
 
-        None stands for a document that cannot be told apart in the stream: its text gives no id at all, or the
-        tokenizer has the end-of-text token as an ordinary entry and the text spells it. About 1 MB of text is
+        None stands for a document that cannot be told apart in the stream: its text gives no id or an error of the
+        tokenizer, or the end-of-text token is an ordinary entry and the text spells it. About 1 MB of text is
         encoded at a time, so that memory follows the largest document and not their number.
         """
         pieces: list[str] = []
@@ -76,14 +76,20 @@ class Encoder:
         yield from self._batch(pieces, ends, begun)
 
     def _batch(self, pieces: list[str], ends: list[bool], begun: list[np.ndarray]) -> Iterator[np.ndarray | None]:
-        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        for encoding, last in zip(encodings, ends, strict=True):
-            begun.append(np.asarray(encoding.ids, dtype=self.dtype))
+        for found, last in zip(self._ids(pieces), ends, strict=True):
+            # An end-of-text id inside marks a document that is to be left out.
+            begun.append(np.asarray([self.eos_id] if found is None else found, dtype=self.dtype))
             if not last:
                 continue
             ids = np.concatenate([*begun, np.asarray([self.eos_id], dtype=self.dtype)])
             begun.clear()
             yield None if len(ids) == 1 or (ids[:-1] == self.eos_id).any() else ids
+
+    def _ids(self, pieces: list[str]) -> list[list[int] | None]:
+        try:
+            return [found.ids for found in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+        except Exception:  # the library raises nothing narrower where a vocabulary has no token for the unknown
+            return [None] if len(pieces) == 1 else [self._ids([piece])[0] for piece in pieces]
 
     @functools.cached_property
     def unknown_id(self) -> int | None:

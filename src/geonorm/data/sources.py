@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from geonorm.data import readers
+from geonorm.data.digests import file_digest
 from geonorm.errors import UserError
 
 # fmt: off
@@ -22,7 +23,6 @@ TEXT_SUFFIXES = frozenset((
 ))
 # fmt: on
 _KINDS = dict.fromkeys(TEXT_SUFFIXES, "text") | {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
-_READ_BLOCK = 1 << 20
 
 
 class Source(Protocol):
@@ -118,11 +118,10 @@ class FileSource:
         whole = hashlib.sha256(f"{self.text_column}{' skip' * self.skip_unreadable}".encode())
         for path, kind in self.files:
             try:
-                stamp, digest = _stamp(path), _digest(path)
+                stamp, digest = _stamp(path), file_digest(path)
                 self._before[path] = stamp
             except OSError as error:
-                message = f"cannot read {path}: {error.strerror or error}; check its permissions"
-                digest = self._give_up(readers.UnreadableFile(path, message))
+                digest = self._give_up(_no_access(path, error))
             except readers.UnreadableFile as error:
                 digest = self._give_up(error)
             if path in self.unreadable:
@@ -148,15 +147,7 @@ class FileSource:
         """
         if self._unsupported:
             skipped["file with an unsupported suffix"] += len(self._unsupported)
-        full = []
-        for path, kind in self.files:
-            if path in self._closed:
-                skipped["unreadable file"] += 1
-            elif path.stat().st_size:
-                full.append((path, kind))
-            else:
-                skipped["empty file"] += 1
-        for kind, batch in itertools.groupby(full, key=lambda item: item[1]):
+        for kind, batch in itertools.groupby(self._full(skipped), key=lambda item: item[1]):
             paths = [path for path, _ in batch]
             while paths:
                 # All text files of a batch go through one reader, the others through one each.
@@ -168,6 +159,25 @@ class FileSource:
                     self._give_up(error)
                     skipped["unreadable file"] += 1
                     paths = paths[paths.index(error.path) + 1 :]
+
+    def _full(self, skipped: Counter[str]) -> list[tuple[Path, str]]:
+        """The files that have something in them."""
+        full = []
+        for path, kind in self.files:
+            if path in self._closed:
+                skipped["unreadable file"] += 1
+                continue
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                self._give_up(_no_access(path, error))
+                skipped["unreadable file"] += 1
+                continue
+            if size:
+                full.append((path, kind))
+            else:
+                skipped["empty file"] += 1
+        return full
 
     def _read(self, kind: str, paths: list[Path], skipped: Counter[str]) -> Iterator[str]:
         if kind == "text":
@@ -218,6 +228,11 @@ class FileSource:
         return any_readable
 
 
+def _no_access(path: Path, error: OSError) -> readers.UnreadableFile:
+    reason = error.strerror or error
+    return readers.UnreadableFile(path, f"cannot read {path}: {reason}; check that it is there and its permissions")
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     facts = path.stat()
     return facts.st_size, facts.st_mtime_ns
@@ -252,48 +267,3 @@ def _supported() -> str:
         f"{' '.join(sorted(TEXT_SUFFIXES))} (one document per file), .jsonl .json .parquet (one per record);"
         " all but .parquet also with .xz .gz .zst"
     )
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    frames = _ZstdFrames(path) if path.suffix == ".zst" else None
-    with path.open("rb") as file:
-        while block := file.read(_READ_BLOCK):
-            digest.update(block)
-            if frames is not None:
-                frames.feed(block)
-    if frames is not None:
-        frames.finish()
-    return digest.hexdigest()
-
-
-class _ZstdFrames:
-    """Checks that zstd frames are whole: the reader underneath `datasets` takes a cut file for a short one."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"cannot read {path} without the package zstandard; pip install zstandard") from None
-        self.path, self.zstandard = path, zstandard
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.open = False
-
-    def feed(self, block: bytes) -> None:
-        try:
-            while block:
-                self.open = True
-                self.frame.decompress(block)
-                if not self.frame.eof:
-                    return
-                block = self.frame.unused_data
-                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
-                self.open = False
-        except self.zstandard.ZstdError as error:
-            message = f"cannot read {self.path}: {error}; repair or remove it"
-            raise readers.UnreadableFile(self.path, message) from None
-
-    def finish(self) -> None:
-        if self.open:
-            message = f"cannot read {self.path}: the zstd stream ends too early; fetch the file again"
-            raise readers.UnreadableFile(self.path, message)
