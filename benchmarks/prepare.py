@@ -77,9 +77,9 @@ def job_datasets(data: Path, tokenizer: Path, folder: Path, workers: int) -> int
     from tokenizers import Tokenizer
 
     made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    made.encode_special_tokens = True
 
     def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
+        made.encode_special_tokens = True  # lost on the way to another process
         ids = [encoding.ids for encoding in made.encode_batch_fast(batch["text"], add_special_tokens=False)]
         return {"input_ids": ids, "length": [len(row) for row in ids]}
 
