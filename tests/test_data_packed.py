@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from geonorm.data import TokenFile, Windows
-from geonorm.data.packed import dtype_for, write_tokens
+from geonorm.data.encode import dtype_for
+from geonorm.data.packed import write_tokens
 from geonorm.data.tokenizer import EOS, train_tokenizer
 from geonorm.errors import UserError
 

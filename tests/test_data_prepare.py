@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from geonorm.data import Corpus, Windows, prepare
+from geonorm.data import build as BUILD
 from geonorm.data.embedded import MAX_BYTES, EmbeddedSource, docstrings
 from geonorm.errors import UserError
 
@@ -20,6 +21,11 @@ WORDS = ["the", "sphere", "and", "stream", "walk", "along", "a", "great", "circl
 
 # The package gives the name of the module to its function.
 MODULE = sys.modules["geonorm.data.prepare"]
+
+FILES = sorted(
+    ["description.json", "token_bytes.npy", "tokenizer.json"]
+    + ["train.tokens", "train.tokens.json", "val.tokens", "val.tokens.json"]
+)
 
 
 def make_text(tag, words=60):
@@ -111,9 +117,8 @@ def test_second_call_opens_the_first_result(data, tmp_path, monkeypatch):
 def test_builds_are_equal_bit_by_bit(data, tmp_path):
     one, two = (prepare([data], vocab_size=300, cache_dir=tmp_path / name) for name in ("a", "b"))
     assert one.path.name == two.path.name
-    files = sorted(path.name for path in one.path.iterdir())
-    assert len(files) == 7
-    for name in files:
+    assert sorted(path.name for path in one.path.iterdir()) == FILES
+    for name in FILES:
         assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
 
 
@@ -125,23 +130,24 @@ def test_cache_folder_from_the_environment(data, tmp_path, monkeypatch):
         prepare([data], cache_dir=tmp_path / "file" / "x")
 
 
-def test_interrupted_build_leaves_nothing(data, tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-
+def test_an_interrupted_build_does_not_look_whole(data, tmp_path, monkeypatch):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
+    out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(MODULE, "write_json", interrupt)
+        patch.setattr(BUILD, "assemble", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            prepare([data], vocab_size=300, cache_dir=cache)
-    assert [path for path in cache.iterdir() if path.is_dir()] == []
-    # A killed process cannot tidy up; the next build of the same corpus does it.
-    key = prepare([data], vocab_size=300, cache_dir=tmp_path / "other").path.name
-    left = cache / f".building-{key}-old"
-    left.mkdir()
-    assert prepare([data], vocab_size=300, cache_dir=cache).path.name == key
-    assert not left.exists()
+            prepare([data], vocab_size=300, out=out)
+    with pytest.raises(UserError, match="is not a prepared corpus"):
+        Corpus.load(out)
+    # A killed process cannot tidy up; the next build does it.
+    (out / "train.tokens.7.partial").write_text("half")
+    with monkeypatch.context() as patch:
+        patch.setattr(BUILD, "train_tokenizer", None)  # not needed again
+        corpus = prepare([data], vocab_size=300, out=out)
+    assert (corpus.build.num_shards, corpus.build.num_kept_shards) == (1, 1)
+    assert sorted(path.name for path in out.iterdir()) == FILES
 
 
 def _prepare_in_process(data, cache, barrier, results):
@@ -216,13 +222,13 @@ def test_unusable_input(data, tmp_path):
 
 
 def test_a_file_that_changes_while_being_read_is_an_error(data, tmp_path, monkeypatch):
-    original = MODULE.train_tokenizer
+    original = BUILD.train_tokenizer
 
     def change_and_train(sample, vocab_size):
         (data / "0.jsonl").write_text(json.dumps({"text": "something else"}))
         return original(sample, vocab_size)
 
-    monkeypatch.setattr(MODULE, "train_tokenizer", change_and_train)
+    monkeypatch.setattr(BUILD, "train_tokenizer", change_and_train)
     with pytest.raises(UserError, match="changed while being read"):
         prepare([data], vocab_size=300, cache_dir=tmp_path / "cache")
 

@@ -229,3 +229,82 @@ def test_compressed_text_under_a_foreign_locale_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale=True: "cp1252")
     with pytest.raises(UserError, match="under the locale encoding cp1252; set PYTHONUTF8=1"):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_last_line_counts_with_and_without_its_end(tmp_path, suffix, end):
+    lines = jsonl({"text": "a"}, {"text": "b"}) + end
+    path = write(tmp_path / f"a.jsonl{suffix}", COMPRESS.get(suffix, bytes)(lines.encode()))
+    assert read(path)[0] == ["a", "b"]
+    text = write(tmp_path / f"a.txt{suffix}", COMPRESS.get(suffix, bytes)(f"one\ntwo{end}".encode()))
+    assert read(text)[0] == [f"one\ntwo{end}"]
+
+
+def test_patterns(tmp_path):
+    for name in ("a/1.txt", "a/b/2.txt", "a/b/.3.txt", "c/4.jsonl.gz", "c/5.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, gzip.compress(jsonl({"text": name}).encode()) if name.endswith("gz") else name)
+    assert read(tmp_path / "*/*.txt")[0] == ["a/1.txt"]
+    assert read(tmp_path / "**/*.txt")[0] == ["a/1.txt", "a/b/2.txt"]
+    everything = ["a/1.txt", "a/b/2.txt", "c/4.jsonl.gz"]
+    for pattern in ("*", "**", "[ac]"):
+        assert read(tmp_path / pattern) == (everything, {"file with an unsupported suffix": 1})
+    assert read(tmp_path / "**", tmp_path / "a", tmp_path / "a/1.txt")[0] == everything
+    with pytest.raises(UserError, match=r"nothing matches .*\*\.md; check the pattern"):
+        read(tmp_path / "*.md")
+    with pytest.raises(UserError, match=r"no readable file matches .*c/\*\.bin; supported suffixes"):
+        read(tmp_path / "c/*.bin")
+
+
+def test_a_folder_named_after_all_its_files_is_no_mistake(tmp_path):
+    path = write(tmp_path / "a.txt", "one")
+    assert read(path, tmp_path)[0] == ["one"]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    write(tmp_path / "a.txt", "fine")
+    (tmp_path / "closed").mkdir()
+    original = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot list the folder .*closed: Permission denied"):
+        FileSource([tmp_path])
+
+
+def damaged_folder(tmp_path):
+    write(tmp_path / "a.txt", "good a")
+    write(tmp_path / "b.txt", b"na\xefve")
+    write(tmp_path / "c.txt", "good c")
+    write(tmp_path / "d.txt.gz", b"not gzip")
+    write(tmp_path / "e.jsonl", jsonl({"text": "good e"}) + "\n{broken\n" + jsonl({"text": "lost"}))
+    write(tmp_path / "f.parquet", b"not Parquet")
+    (tmp_path / "g.txt").symlink_to(tmp_path / "gone.txt")
+    write(tmp_path / "h.txt", "good h")
+    return tmp_path
+
+
+def test_the_first_unreadable_file_stops_and_is_named(tmp_path):
+    source = FileSource([damaged_folder(tmp_path)])
+    for use in (lambda: list(source.documents(Counter())), source.fingerprint):
+        with pytest.raises(UserError, match=r"cannot read .*gone\.txt: No such file or directory"):
+            use()
+    (tmp_path / "g.txt").unlink()
+    with pytest.raises(UserError, match=r"b\.txt:1: byte 0xef"):
+        list(FileSource([tmp_path]).documents(Counter()))
+
+
+def test_unreadable_files_can_be_skipped_and_are_named(tmp_path):
+    source = FileSource([damaged_folder(tmp_path)], skip_unreadable=True)
+    source.fingerprint()
+    for _ in range(2):  # every pass gives the same
+        skipped = Counter()
+        assert list(source.documents(skipped)) == ["good a", "good c", "good e", "good h"]
+        assert skipped == {"unreadable file": 5}
+    assert sorted(path.name for path in source.unreadable) == ["b.txt", "d.txt.gz", "e.jsonl", "f.parquet", "gone.txt"]
+    assert "e.jsonl:2: not valid JSON" in source.unreadable[tmp_path / "e.jsonl"]

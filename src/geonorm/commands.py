@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tyro
 
+from geonorm.data.options import PrepareConfig
 from geonorm.experiments.config import CompareConfig
 
 
@@ -55,4 +56,17 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "report": report, "placements": placements}
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def prepare(config: PrepareConfig) -> int:
+    """Turn text into packed token files, ready for --data of train and compare."""
+    from rich.console import Console
+
+    from geonorm.data import prepare as run
+    from geonorm.data.progress import LiveProgress
+
+    with LiveProgress(Console()) as show:
+        run(list(config.sources) or None, report=show.say, progress=show, **config.arguments())
+    return 0
+
+
+COMMANDS = {"compare": compare, "prepare": prepare, "report": report, "placements": placements}

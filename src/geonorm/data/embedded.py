@@ -11,7 +11,7 @@ import inspect
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 MAX_BYTES = 24_000_000
@@ -44,6 +44,7 @@ class EmbeddedSource:
         self._kept: list[str] = []
         self._rest = self._collect()
         self._skipped: Counter[str] = Counter()
+        self.folder: Path | None = None
 
     @property
     def names(self) -> list[str]:
@@ -59,7 +60,10 @@ class EmbeddedSource:
                 whole.update(f"\n{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
         return whole.hexdigest()
 
-    def documents(self, skipped: Counter[str]) -> Iterator[str]:
+    def check_unchanged(self) -> None:
+        """Nothing to check: every pass gives what the first one read."""
+
+    def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the documents, one pass at a time; they are kept (at most 24 MB), as parsing takes seconds."""
         yield from self._kept
         while True:

@@ -12,26 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geonorm.data.tokenizer import EOS, cut_pieces, eos_id, max_id
+from geonorm.data.encode import Encoder
+from geonorm.data.tokenizer import EOS
 from geonorm.errors import UserError
 from geonorm.storage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from typing_extensions import Self
 
 _FORMAT = 1
-_BATCH_CHARACTERS = 1 << 20
-
-
-def dtype_for(largest_id: int) -> np.dtype[Any]:
-    """``uint16`` where every id up to ``largest_id`` fits, else ``uint32``; little-endian.
-
-    Raises:
-        UserError: a negative id or one beyond 32 bits.
-    """
-    if not 0 <= largest_id < 2**32:
-        raise UserError(f"token id {largest_id} does not fit 32 bits; use a smaller vocabulary")
-    return np.dtype("<u2") if largest_id < 2**16 else np.dtype("<u4")
+_WAITING_CHARACTERS = 1 << 20
 
 
 class TokenFile:
@@ -76,52 +67,27 @@ class TokenFile:
         return TokenFile, (self.path,)
 
 
-class TokenWriter:
-    """Encodes documents into a token file; use it as a context manager.
+class IdWriter:
+    """Writes ids to a token file; use it as a context manager.
 
-    Exactly one end-of-text id follows each document. Blank documents are skipped and counted. The file appears
-    under its name when the block ends without an exception, and not at all otherwise. Memory does not grow with
-    the number of documents.
+    The file appears under its name when the block ends without an exception, and not at all otherwise.
 
     Attributes:
-        num_documents: documents written.
-        num_bytes: UTF-8 bytes of those documents, end-of-text tokens not counted.
-        num_tokens: ids written, end-of-text tokens counted.
-        skipped: blank documents.
-        eos_id: id of the end-of-text token.
+        num_documents: documents written; whoever writes ids counts them here.
+        num_bytes: UTF-8 bytes of those documents, end-of-text tokens not counted; likewise.
+        num_tokens: ids written.
+        skipped: documents left out; likewise.
     """
 
-    def __init__(self, path: str | os.PathLike[str], tokenizer: Tokenizer, eos: str = EOS) -> None:
-        """Start a file.
-
-        Args:
-            path: where the ids go; metadata goes beside it with the suffix ``.json``.
-            tokenizer: any tokenizer with an end-of-text token; it is not changed. Special tokens that it would add
-                by itself are not added, and those spelled out in a text are encoded as plain text.
-            eos: spelling of the end-of-text token.
-
-        Raises:
-            UserError: the tokenizer has no such token.
-        """
-        from tokenizers import Tokenizer
-
+    def __init__(self, path: str | os.PathLike[str], dtype: np.dtype[Any], vocab_size: int, eos_id: int) -> None:
+        """Start a file at ``path``; metadata goes beside it with the suffix ``.json``."""
         self.path = Path(path)
         self.num_documents = self.num_bytes = self.num_tokens = self.skipped = 0
-        self.eos_id = eos_id(tokenizer, eos)
-        self._vocab_size = max_id(tokenizer) + 1
-        self._dtype = dtype_for(self._vocab_size - 1)
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._can_cut = _is_plain_byte_level(self._tokenizer)
-        self._pieces: list[str] = []
-        self._last_of_document: list[bool] = []
-        self._waiting = 0
+        self.dtype, self.vocab_size, self.eos_id = dtype, vocab_size, eos_id
         self._digest = hashlib.sha256()
         self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
 
-    def __enter__(self) -> TokenWriter:
+    def __enter__(self) -> Self:
         self._file = self._partial.open("wb")
         return self
 
@@ -140,6 +106,59 @@ class TokenWriter:
             self._file.close()
             self._partial.unlink(missing_ok=True)
 
+    def write(self, ids: np.ndarray) -> None:
+        """Append ids, an array ``[n]`` of this file's dtype."""
+        data = ids.tobytes()
+        self._digest.update(data)
+        self._file.write(data)
+        self.num_tokens += len(ids)
+
+    def _flush(self) -> None:
+        """Write what waits."""
+
+    def _publish(self) -> None:
+        if not self.num_tokens:
+            raise UserError(f"no document with text to write to {self.path}; give files that have text in them")
+        metadata = {
+            "format": _FORMAT,
+            "dtype": self.dtype.str,
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+            "num_bytes": self.num_bytes,
+            "skipped_documents": self.skipped,
+            "vocab_size": self.vocab_size,
+            "eos_id": self.eos_id,
+            "sha256": self._digest.hexdigest(),
+        }
+        # Old metadata beside new ids, or the reverse, must never be readable as a pair.
+        metadata_path(self.path).unlink(missing_ok=True)
+        os.replace(self._partial, self.path)
+        write_json(metadata_path(self.path), metadata)
+
+
+class TokenWriter(IdWriter):
+    """Encodes documents into a token file; use it as a context manager.
+
+    Exactly one end-of-text id follows each document. Blank documents, and those that `Encoder.encode` cannot tell
+    apart, are skipped and counted. Memory does not grow with the number of documents.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tokenizer: Tokenizer, eos: str = EOS) -> None:
+        """Start a file.
+
+        Args:
+            path: where the ids go; metadata goes beside it with the suffix ``.json``.
+            tokenizer: any tokenizer with an end-of-text token, used as `Encoder` says.
+            eos: spelling of the end-of-text token.
+
+        Raises:
+            UserError: the tokenizer has no such token.
+        """
+        self._encoder = Encoder(tokenizer, eos)
+        super().__init__(path, self._encoder.dtype, self._encoder.vocab_size, self._encoder.eos_id)
+        self._texts: list[str] = []
+        self._waiting = 0
+
     def add(self, text: str) -> bool:
         """Append one document.
 
@@ -149,47 +168,21 @@ class TokenWriter:
         if not text.strip():
             self.skipped += 1
             return False
-        pieces = list(cut_pieces(text)) if self._can_cut else [text]
-        for number, piece in enumerate(pieces, start=1):
-            self._pieces.append(piece)
-            self._last_of_document.append(number == len(pieces))
-            self._waiting += len(piece)
-            if self._waiting >= _BATCH_CHARACTERS:
-                self._flush()
-        self.num_documents += 1
-        self.num_bytes += len(text.encode("utf-8"))
+        self._texts.append(text)
+        self._waiting += len(text)
+        if self._waiting >= _WAITING_CHARACTERS:
+            self._flush()
         return True
 
     def _flush(self) -> None:
-        encodings = self._tokenizer.encode_batch_fast(self._pieces, add_special_tokens=False)
-        for encoding, last in zip(encodings, self._last_of_document, strict=True):
-            ids = encoding.ids
-            if last:
-                ids.append(self.eos_id)
-            data = np.asarray(ids, dtype=self._dtype).tobytes()
-            self._digest.update(data)
-            self._file.write(data)
-            self.num_tokens += len(ids)
-        self._pieces, self._last_of_document, self._waiting = [], [], 0
-
-    def _publish(self) -> None:
-        if not self.num_tokens:
-            raise UserError(f"no document with text to write to {self.path}; give files that have text in them")
-        metadata = {
-            "format": _FORMAT,
-            "dtype": self._dtype.str,
-            "num_tokens": self.num_tokens,
-            "num_documents": self.num_documents,
-            "num_bytes": self.num_bytes,
-            "skipped_documents": self.skipped,
-            "vocab_size": self._vocab_size,
-            "eos_id": self.eos_id,
-            "sha256": self._digest.hexdigest(),
-        }
-        # Old metadata beside new ids, or the reverse, must never be readable as a pair.
-        metadata_path(self.path).unlink(missing_ok=True)
-        os.replace(self._partial, self.path)
-        write_json(metadata_path(self.path), metadata)
+        for text, ids in zip(self._texts, self._encoder.encode(self._texts), strict=True):
+            if ids is None:
+                self.skipped += 1
+                continue
+            self.write(ids)
+            self.num_documents += 1
+            self.num_bytes += len(text.encode("utf-8"))
+        self._texts, self._waiting = [], 0
 
 
 def write_tokens(
@@ -225,11 +218,3 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     if not known:
         raise UserError(f"{beside} is not metadata of a token file; delete its folder and prepare the data again")
     return metadata
-
-
-def _is_plain_byte_level(tokenizer: Tokenizer) -> bool:
-    state = json.loads(tokenizer.to_str())
-    pre = state["pre_tokenizer"] or {}
-    plain = pre.get("type") == "ByteLevel" and pre.get("use_regex", True) and not pre.get("add_prefix_space")
-    # Added tokens that are not special can span blanks, and a normalizer can look across a cut.
-    return bool(plain and state["normalizer"] is None and all(token["special"] for token in state["added_tokens"]))

@@ -1,4 +1,4 @@
-"""From paths to a prepared corpus in the cache, built once per content and settings."""
+"""From sources to a prepared corpus, built once per content and settings; an interrupted build can be gone on with."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from geonorm.data.corpus import DESCRIPTION, TOKEN_BYTES, TOKEN_FILES, TOKENIZER, Corpus
-from geonorm.data.embedded import EmbeddedSource
-from geonorm.data.packed import TokenWriter
-from geonorm.data.sources import FileSource, Source
-from geonorm.data.split import TRAIN, VAL, Split, Survey, sample_documents
-from geonorm.data.tokenizer import check_vocab_size, token_byte_lengths, train_tokenizer
+from geonorm.data.build import Build
+from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus
+from geonorm.data.joined import open_sources
+from geonorm.data.progress import PlainProgress, Progress
+from geonorm.data.split import TRAIN, VAL
+from geonorm.data.tokenizer import check_vocab_size
 from geonorm.errors import UserError, check_count, check_positive
 from geonorm.storage import write_json
 
-TOKENIZER_SAMPLE_BYTES = 20_000_000
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 MAX_VAL_FRACTION = 0.5
 
-# Part of the cache key: raise it when the same content and settings would give other tokens.
-_FORMAT = 1
-_REPORT_EVERY = 50_000_000
+# Part of the key: raise it when the same content and settings would give other files.
+_FORMAT = 2
+_WORK, _WORK_KEY, _LOCK = ".building", "key.json", ".lock"
 
 Report = Callable[[str], None]
 
@@ -42,21 +41,39 @@ def prepare(
     max_documents: int | None = None,
     report: Report | None = None,
     text_column: str = "text",
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    eos: str | None = None,
+    workers: int = 1,
+    skip_unreadable: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Corpus:
-    """Read text, split it by document, train a tokenizer on the train side and pack both sides into token files.
+    """Read text, split it by document, encode it and pack both sides into token files.
 
-    The result lies in the cache under a key of the content and the settings; a second call with the same ones opens
-    it. An interrupted call leaves nothing that looks whole, and calls may run at the same time.
+    The result lies in ``out``, or in the cache under a key of the content and the settings; a second call with the
+    same ones opens it. It does not depend on ``workers``. An interrupted call leaves nothing that looks whole, and
+    the same call goes on from the shards that it had finished. Calls may run at the same time.
 
     Args:
-        paths: files and folders, see `geonorm.data.sources.FileSource`; None for the embedded corpus.
-        vocab_size: wanted vocabulary, at least 257; a small corpus may yield fewer ids.
+        paths: files, folders and patterns (`geonorm.data.sources.FileSource`), Hub datasets
+            (`geonorm.data.hub.HubSource`), or one corpus that is prepared already, which is opened; None for the
+            embedded corpus.
+        vocab_size: wanted vocabulary of the byte-level BPE that is trained on at most 20 MB of the train side, at
+            least 257; a small corpus may yield fewer ids. Unused if ``tokenizer`` is given.
         val_fraction: wanted share of validation bytes, above 0 and at most 0.5. Documents are never cut, so the
             share is near to it rather than equal; a corpus of one document is cut at a line break.
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
         text_column: the column of JSON and Parquet files that holds the text.
+        tokenizer: an existing one in place of a trained one, see `geonorm.data.pretrained.open_tokenizer`.
+        eos: spelling of its end-of-text token, where the files beside it do not say.
+        workers: processes that encode; with more than one, a script has to call this under
+            ``if __name__ == "__main__":``. One encodes in this process.
+        skip_unreadable: leave a damaged file at its first fault and go on; the description names those files.
+        out: folder for the corpus, in place of the cache.
+        progress: called often with how far it is; None for a line to ``report`` every ten seconds.
 
     Raises:
         UserError: a path, file, record or setting that cannot be used.
@@ -67,24 +84,70 @@ def prepare(
         raise UserError(f"`val_fraction` must be at most {MAX_VAL_FRACTION}, got {val_fraction}")
     if max_documents is not None:
         check_count("max_documents", max_documents)
+    check_count("workers", workers)
+    if eos is not None and tokenizer is None:
+        raise UserError("`eos` names the end-of-text token of a given tokenizer; give `tokenizer` as well")
     say = report or (lambda line: None)
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    source: Source = EmbeddedSource() if paths is None else FileSource(paths, text_column)
-    settings = {"vocab_size": vocab_size, "val_fraction": val_fraction, "max_documents": max_documents}
+    if (ready := _prepared(paths)) is not None:
+        if len(paths or ()) > 1 or tokenizer is not None or out is not None:
+            raise UserError(
+                f"{ready} is a prepared corpus; give it alone, without `tokenizer` and `out`, or name the text itself"
+            )
+        corpus = Corpus.load(ready)
+        say(f"{ready} is prepared: its own vocabulary and split are used")
+        return _summarized(corpus, say)
+
+    source = open_sources(paths, text_column, skip_unreadable)
+    given = None
+    settings: dict[str, Any] = {"val_fraction": val_fraction, "max_documents": max_documents}
+    if tokenizer is None:
+        settings |= {"vocab_size": vocab_size, "tokenizer": None}
+    else:
+        from geonorm.data.pretrained import open_tokenizer
+
+        given = open_tokenizer(tokenizer, eos)
+        settings |= {"tokenizer": hashlib.sha256(given[0].to_str().encode()).hexdigest(), "eos": given[1]}
     identity = {"format": _FORMAT, "content": source.fingerprint(), **settings}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
-
-    cache = _cache_folder(cache_dir)
-    final = cache / key
-    if not final.exists():
-        with _building(cache, key) as folder:
-            if folder is not None:
-                say(f"preparing {', '.join(_shortened(source.names))}")
-                _build(folder, source, settings, say)
+    final = Path(out).expanduser().absolute() if out is not None else _cache_folder(cache_dir) / key
+    build = None
+    if not _is_whole(final, key):
+        with _building(final, key) as work:
+            if work is not None:
+                say(f"preparing {', '.join(shortened(source.names))}")
+                begun = time.monotonic()
+                name = "trained on this corpus" if tokenizer is None else Path(tokenizer).name
+                tick = progress or PlainProgress(say)
+                made = _build(Build(final, work, source, settings, workers, say, tick), given, name, key)
+                seconds = time.monotonic() - begun
+                num_tokens = sum(made.description["num_tokens"].values())
+                build = BuildFacts(seconds, num_tokens / seconds, workers, made.num_shards, made.num_kept)
     corpus = Corpus.load(final)
-    say(_summary(corpus))
-    return corpus
+    corpus.build = build
+    return _summarized(corpus, say)
+
+
+def _build(build: Build, given: tuple[Tokenizer, str] | None, name: str, key: str) -> Build:
+    build.run(given)
+    build.description |= {"tokenizer": name, "key": key}
+    write_json(build.final / DESCRIPTION, build.description)
+    return build
+
+
+def _prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
+    """The first of the paths that is a prepared corpus."""
+    folders = (Path(path).expanduser() for path in paths or ())
+    return next((folder for folder in folders if _description(folder) is not None), None)
+
+
+def _description(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"fingerprint", "num_tokens", "eos_id"} <= set(found) else None
 
 
 def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -98,121 +161,76 @@ def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
+def _is_whole(final: Path, key: str) -> bool:
+    """Whether ``final`` holds this very corpus.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    if not final.exists():
+        return False
+    if not final.is_dir():
+        raise UserError(f"{final} is a file; name a folder")
+    if (final / DESCRIPTION).exists():
+        found = _description(final) or {}
+        if found.get("key") == key:
+            return True
+        raise UserError(
+            f"{final} holds a corpus of other text or settings; name another folder, or delete it to prepare anew"
+        )
+    if any(final.iterdir()) and not (final / _WORK).exists() and not (final / _LOCK).exists():
+        raise UserError(f"{final} is not empty and holds no corpus; name another folder")
+    return False
+
+
 @contextlib.contextmanager
-def _building(cache: Path, key: str) -> Iterator[Path | None]:
-    """A folder to build in, renamed to its final name when the block ends well; None if it was built meanwhile."""
+def _building(final: Path, key: str) -> Iterator[Path | None]:
+    """A folder for what a build can go on from, removed when the block ends well; None if it was built meanwhile."""
     from filelock import FileLock
 
-    final, prefix = cache / key, f".building-{key}-"
-    with FileLock(cache / f".{key}.lock"):
-        if final.exists():
+    final.mkdir(parents=True, exist_ok=True)
+    with FileLock(final / _LOCK):
+        if _is_whole(final, key):
             yield None
             return
-        # Nobody else builds this key while the lock is held, so these were left by a process that was killed.
-        for left in cache.glob(f"{prefix}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
+        work = final / _WORK
         try:
-            yield folder
-            # mkdtemp makes folders private; a shared cache is readable as its parent is.
-            folder.chmod(cache.stat().st_mode & 0o777)
-            try:
-                folder.rename(final)
-            except OSError:
-                # Where locks do not work (some network drives) another process can have won; its result is equal.
-                if not (final / DESCRIPTION).exists():
-                    raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            begun = json.loads((work / _WORK_KEY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            begun = key
+        if begun != key:
+            raise UserError(
+                f"{final} holds an unfinished corpus of other text or settings; finish it with the command that began"
+                " it, name another folder, or delete it"
+            )
+        work.mkdir(exist_ok=True)
+        write_json(work / _WORK_KEY, key)
+        # Nobody else builds here while the lock is held, so these were left by a process that was killed.
+        for left in final.glob("*.partial"):
+            left.unlink()
+        yield work
+        shutil.rmtree(work, ignore_errors=True)
+    # Whoever waits for the lock finds the corpus whole, so nobody builds any more.
+    (final / _LOCK).unlink(missing_ok=True)
 
 
-def _build(folder: Path, source: Source, settings: dict[str, Any], say: Report) -> None:
-    limit = settings["max_documents"]
-    skipped: Counter[str] = Counter()
-    survey = Survey()
-    for text in _usable(source, limit, skipped):
-        survey.add(text)
-    if not survey.num_documents:
-        why = ", ".join(f"{count} x {reason}" for reason, count in skipped.items()) or "the files hold no records"
-        raise UserError(f"no document with text in {', '.join(_shortened(source.names))} ({why}); give other files")
-    split = survey.split(settings["val_fraction"])
-    documents = survey.num_documents
-    notes = []
-    if split.cut_fraction is not None:
-        share = f"{split.cut_fraction:.4g}"
-        notes.append(
-            f"The corpus is one document; about its last {share} is validation, cut at the nearest line break."
-        )
-        if documents > 1:
-            skipped["repeat of the only document"] = documents - 1
-
-    say(f"training a tokenizer on {documents} documents, {survey.num_bytes / 1e6:.1f} MB")
-    train_side = (text for side, text in _sides(source, limit, split) if side == TRAIN)
-    tokenizer = train_tokenizer(sample_documents(train_side, TOKENIZER_SAMPLE_BYTES), settings["vocab_size"])
-    tokenizer.save(str(folder / TOKENIZER))
-    lengths = token_byte_lengths(tokenizer)
-    np.save(folder / TOKEN_BYTES, lengths, allow_pickle=False)
-
-    again = Survey()
-    with (
-        TokenWriter(folder / TOKEN_FILES["train"], tokenizer) as train,
-        TokenWriter(folder / TOKEN_FILES["val"], tokenizer) as val,
-    ):
-        reported = 0
-        for side, text in _sides(source, limit, split, again):
-            (train if side == TRAIN else val).add(text)
-            if train.num_bytes + val.num_bytes >= reported + _REPORT_EVERY:
-                reported = train.num_bytes + val.num_bytes
-                say(f"encoded {reported / 1e6:.0f} of {survey.num_bytes / 1e6:.0f} MB")
-    if again.fingerprint != survey.fingerprint:
-        raise UserError(f"{', '.join(_shortened(source.names))} changed while being read; prepare the data again")
-
-    writers = {"train": train, "val": val}
-    num_bytes = train.num_bytes + val.num_bytes
-    text_tokens = sum(writer.num_tokens - writer.num_documents for writer in writers.values())
-    description = {
-        "sources": source.names,
-        "num_documents": {side: writer.num_documents for side, writer in writers.items()},
-        "num_bytes": {side: writer.num_bytes for side, writer in writers.items()},
-        "num_tokens": {side: writer.num_tokens for side, writer in writers.items()},
-        "skipped": dict(sorted(skipped.items())),
-        "bytes_per_token": num_bytes / text_tokens,
-        "vocab_size": len(lengths),
-        "eos_id": train.eos_id,
-        "fingerprint": survey.fingerprint,
-        "settings": settings,
-        "notes": notes,
-    }
-    write_json(folder / DESCRIPTION, description)
-
-
-def _usable(source: Source, limit: int | None, skipped: Counter[str]) -> Iterator[str]:
-    taken = 0
-    for text in source.documents(skipped):
-        if not text.strip():
-            skipped["blank document"] += 1
-            continue
-        yield text
-        taken += 1
-        if taken == limit:
-            return
-
-
-def _sides(source: Source, limit: int | None, split: Split, survey: Survey | None = None) -> Iterator[tuple[str, str]]:
-    for number, text in enumerate(_usable(source, limit, Counter())):
-        if survey is not None:
-            survey.add(text)
-        if split.cut_fraction is None or number == 0:
-            yield from split.parts(text)
-
-
-def _shortened(names: list[str], most: int = 4) -> list[str]:
+def shortened(names: list[str], most: int = 4) -> list[str]:
+    """At most ``most`` names and how many more there are."""
     return names if len(names) <= most else [*names[:most], f"{len(names) - most} more"]
 
 
-def _summary(corpus: Corpus) -> str:
+def _summarized(corpus: Corpus, say: Report) -> Corpus:
     facts = corpus.description
-    return (
+    documents, size = facts["num_documents"], sum(facts["num_bytes"].values()) / 1e6
+    skipped = ", ".join(f"{count:,} x {reason}" for reason, count in facts["skipped"].items()) or "nothing"
+    say(f"{documents[TRAIN]:,} train and {documents[VAL]:,} validation documents, {size:,.1f} MB; skipped: {skipped}")
+    for note in facts["notes"]:
+        say(note)
+    if (build := corpus.build) is not None:
+        kept = f", {build.num_kept_shards} of {build.num_shards} shards kept from before" * bool(build.num_kept_shards)
+        say(f"{build.seconds:.1f} s, {build.tokens_per_second:,.0f} tokens/s, workers: {build.workers}{kept}")
+    say(
         f"{facts['num_tokens'][TRAIN]:,} train and {facts['num_tokens'][VAL]:,} validation tokens,"
         f" vocabulary {facts['vocab_size']}, {facts['bytes_per_token']:.2f} bytes per token, in {corpus.path}"
     )
+    return corpus

@@ -22,18 +22,28 @@ COMPRESSIONS = {".xz": "xz", ".gz": "gzip", ".zst": "zstd"}
 _RECORDS_BEFORE_COLUMN_IS_MISSING = 1000
 
 
-def read_text(paths: Sequence[Path], skipped: Counter[str]) -> Iterator[str]:
+class UnreadableFile(UserError):
+    """A file that cannot be read, or read to its end.
+
+    Attributes:
+        path: that file.
+    """
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def read_text(paths: Sequence[Path]) -> Iterator[str]:
     r"""Yield one document per file: the whole text, UTF-8, without a byte order mark, line ends as ``\n``.
 
     Args:
-        paths: plain or compressed text files.
-        skipped: counter of skipped items by reason; empty files are added to it.
+        paths: plain or compressed text files, none of them empty.
 
     Raises:
-        UserError: a file that cannot be decompressed or is not UTF-8.
+        UnreadableFile: a file that cannot be decompressed or is not UTF-8.
     """
-    full = _without_empty(paths, skipped)
-    rows = _rows("text", full, sample_by="document", encoding="utf-8-sig")
+    rows = _rows("text", paths, sample_by="document", encoding="utf-8-sig")
     for row in rows:
         yield row["text"].removeprefix("\ufeff")
 
@@ -52,8 +62,8 @@ def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
     Raises:
         UserError: a line that is not a JSON object, a text that is not a string, a column that does not exist.
     """
-    columns = _Columns(path, column, skipped)
-    rows = _rows("text", _without_empty([path], skipped), sample_by="line", encoding="utf-8-sig")
+    columns = Columns(path, column, skipped)
+    rows = _rows("text", [path], sample_by="line", encoding="utf-8-sig")
     for number, row in enumerate(rows, start=1):
         line = row["text"].removeprefix("\ufeff") if number == 1 else row["text"]
         if not line.strip():
@@ -62,7 +72,8 @@ def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not valid JSON ({error}); every line must be one JSON object") from None
+            message = f"{where}: not valid JSON ({error}); every line must be one JSON object"
+            raise UnreadableFile(path, message) from None
         yield from columns.take(record, where)
     columns.finish()
 
@@ -78,8 +89,8 @@ def read_json(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
     Raises:
         UserError: invalid JSON, a text that is not a string, a column that does not exist.
     """
-    columns = _Columns(path, column, skipped)
-    rows = _rows("json", _without_empty([path], skipped), parse_agent_traces=False)
+    columns = Columns(path, column, skipped)
+    rows = _rows("json", [path], parse_agent_traces=False)
     for number, row in enumerate(rows, start=1):
         yield from columns.take(row, f"{path}, record {number}")
     columns.finish()
@@ -96,31 +107,36 @@ def read_parquet(path: Path, column: str, skipped: Counter[str]) -> Iterator[str
     Raises:
         UserError: a damaged file, a text that is not a string, a column that does not exist.
     """
-    if not _without_empty([path], skipped):
-        return
-    columns = _Columns(path, column, skipped)
+    columns = Columns(path, column, skipped)
     try:
         import pyarrow.parquet
 
         columns.names.update(pyarrow.parquet.read_schema(path).names)
     except Exception as error:
-        raise UserError(f"cannot read {path} as Parquet: {_one_line(error)}; repair or remove it") from error
+        message = f"cannot read {path} as Parquet: {one_line(error)}; repair or remove it"
+        raise UnreadableFile(path, message) from error
     columns.require()
     for number, row in enumerate(_rows("parquet", [path], columns=[column]), start=1):
         yield from columns.take(row, f"{path}, row {number}")
 
 
-class _Columns:
+class Columns:
     """Takes the text out of records and remembers which columns there were, for the error message."""
 
-    def __init__(self, path: Path, column: str, skipped: Counter[str]) -> None:
-        self.path, self.column, self.skipped = path, column, skipped
+    def __init__(self, source: Path | str, column: str, skipped: Counter[str]) -> None:
+        """Start; ``source`` is the file, or the name of what is no file."""
+        self.source, self.column, self.skipped = source, column, skipped
         self.names: set[str] = set()
         self.records = 0
 
     def take(self, record: Any, where: str) -> Iterator[str]:
+        """Yield the text of a record, or count why there is none.
+
+        Raises:
+            UserError: the record or its text is of another type, or the column does not exist.
+        """
         if not isinstance(record, dict):
-            raise UserError(f"{where}: a JSON {type(record).__name__}, not an object with a `{self.column}` field")
+            raise self._error(f"{where}: a JSON {type(record).__name__}, not an object with a `{self.column}` field")
         self.records += 1
         self.names.update(record)
         text = record.get(self.column)
@@ -129,45 +145,39 @@ class _Columns:
                 self.require()
             self.skipped["null text"] += 1
         elif isinstance(text, str):
-            yield check_unicode(text, where)
+            fault = lone_surrogate(text)
+            if fault is not None:
+                raise self._error(f"{where}: {fault}; repair or remove that record")
+            yield text
         else:
-            raise UserError(
+            raise self._error(
                 f"{where}: `{self.column}` is of type {type(text).__name__}, not a string;"
                 " name the column that holds the text"
             )
 
     def require(self) -> None:
+        """Raise a `UserError` if no record had the column."""
         if self.column not in self.names:
             known = ", ".join(sorted(self.names))
-            raise UserError(f"{self.path} has no column `{self.column}`; its columns are: {known}")
+            raise UserError(f"{self.source} has no column `{self.column}`; its columns are: {known}")
 
     def finish(self) -> None:
+        """Check the column once all records were taken."""
         if self.records:
             self.require()
 
+    def _error(self, message: str) -> UserError:
+        return UnreadableFile(self.source, message) if isinstance(self.source, Path) else UserError(message)
 
-def check_unicode(text: str, where: str) -> str:
-    """Return ``text`` if it can be written as UTF-8.
 
-    Raises:
-        UserError: a lone surrogate, which JSON can spell (such as ``\\ud800``) but UTF-8 cannot.
-    """
+def lone_surrogate(text: str) -> str | None:
+    """What keeps ``text`` from being written as UTF-8: JSON can spell a lone surrogate, such as ``\\ud800``."""
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            code = f"U+{ord(text[error.start]):04X}"
-            raise UserError(
-                f"{where}: lone surrogate {code} at character {error.start}; repair or remove that record"
-            ) from None
-    return text
-
-
-def _without_empty(paths: Sequence[Path], skipped: Counter[str]) -> list[Path]:
-    full = [path for path in paths if path.stat().st_size]
-    if len(full) < len(paths):
-        skipped["empty file"] += len(paths) - len(full)
-    return full
+            return f"lone surrogate U+{ord(text[error.start]):04X} at character {error.start}"
+    return None
 
 
 def _rows(builder: str, paths: Sequence[Path], **options: Any) -> Iterator[dict[str, Any]]:
@@ -177,7 +187,7 @@ def _rows(builder: str, paths: Sequence[Path], **options: Any) -> Iterator[dict[
     if builder == "text":
         _check_locale(paths)
     seen = 0
-    with _quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
+    with quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
         # Whatever is raised in here comes from the library reading these very files, so it is the user's to see.
         try:
             import datasets
@@ -204,7 +214,7 @@ def _rows(builder: str, paths: Sequence[Path], **options: Any) -> Iterator[dict[
             path = paths[min(seen, len(paths) - 1)]
             if isinstance(error, UnicodeDecodeError):
                 raise _not_utf8(path, builder, seen) from None
-            raise UserError(f"cannot read {path}: {_one_line(error)}; repair or remove it") from error
+            raise UnreadableFile(path, f"cannot read {path}: {one_line(error)}; repair or remove it") from error
 
 
 def _check_locale(paths: Sequence[Path]) -> None:
@@ -217,9 +227,9 @@ def _check_locale(paths: Sequence[Path]) -> None:
         )
 
 
-def _not_utf8(path: Path, builder: str, seen: int) -> UserError:
+def _not_utf8(path: Path, builder: str, seen: int) -> UnreadableFile:
     if builder == "parquet":
-        return UserError(f"{path}, row {seen + 1}: text is not valid UTF-8; repair or remove that row")
+        return UnreadableFile(path, f"{path}, row {seen + 1}: text is not valid UTF-8; repair or remove that row")
     import fsspec
 
     number = 0
@@ -228,15 +238,17 @@ def _not_utf8(path: Path, builder: str, seen: int) -> UserError:
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                return UserError(
+                return UnreadableFile(
+                    path,
                     f"{path}:{number}: byte 0x{line[error.start]:02x} at offset {error.start} of the line is not"
-                    " UTF-8; convert the file to UTF-8"
+                    " UTF-8; convert the file to UTF-8",
                 )
-    return UserError(f"{path}:{number}: not UTF-8; convert the file to UTF-8")
+    return UnreadableFile(path, f"{path}:{number}: not UTF-8; convert the file to UTF-8")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Keep `datasets` from drawing bars and from logging what it raises anyway."""
     import datasets
     from datasets.utils import logging
 
@@ -244,7 +256,6 @@ def _quiet() -> Iterator[None]:
     verbosity = logging.get_verbosity()
     if bars:
         datasets.disable_progress_bars()
-    # The library logs an error and raises it as well; one of the two is enough.
     logging.set_verbosity(logging.CRITICAL)
     try:
         yield
@@ -254,6 +265,7 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Type and first line of an exception."""
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__

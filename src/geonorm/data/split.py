@@ -45,9 +45,11 @@ class Survey:
 
     def add(self, text: str) -> None:
         """Count one document."""
-        digest = document_digest(text)
+        self.add_digest(document_digest(text), len(text) if text.isascii() else len(text.encode("utf-8")))
+
+    def add_digest(self, digest: bytes, size: int) -> None:
+        """Count one document of ``size`` bytes by its `document_digest`."""
         value = _side_hash(digest)
-        size = len(text) if text.isascii() else len(text.encode("utf-8"))
         self.num_documents += 1
         self.num_bytes += size
         self.smallest = value if self.smallest is None else min(value, self.smallest)
@@ -112,7 +114,11 @@ class Split:
 
     def side(self, text: str) -> str:
         """``"train"`` or ``"val"`` for a document, by its content alone."""
-        return VAL if self.low <= _side_hash(document_digest(text)) < self.high else TRAIN
+        return self.side_of(document_digest(text))
+
+    def side_of(self, digest: bytes) -> str:
+        """`side` of the document with this `document_digest`."""
+        return VAL if self.low <= _side_hash(digest) < self.high else TRAIN
 
     def parts(self, text: str) -> list[tuple[str, str]]:
         """The document as ``(side, text)``: one pair, or two where the only document is cut.
@@ -150,28 +156,49 @@ def cut_document(text: str, val_fraction: float) -> tuple[str, str]:
     )
 
 
-def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
-    """Draw distinct documents at random, the draw decided by their content alone.
+class Sample:
+    """Draws distinct documents at random, the draw decided by their content alone, in one pass.
 
-    Equal to shuffling by a hash and taking documents from the front until ``max_bytes`` are reached, but in one
-    pass and with about ``max_bytes`` of memory plus one document.
+    Holds the front of all documents shuffled by a hash: about ``max_bytes`` of memory plus one document.
+
+    Attributes:
+        complete: no document was left out yet, except repeats.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.complete = True
+        self._heap: list[tuple[int, str]] = []
+        self._kept: set[int] = set()
+        self._total = 0
+
+    def add(self, text: str) -> None:
+        """Offer a document."""
+        # Not the bytes that decide the side: those would not be random among the documents of one side.
+        priority = int.from_bytes(document_digest(text)[8:16], "big")
+        if priority in self._kept:
+            return
+        self._kept.add(priority)
+        heapq.heappush(self._heap, (-priority, text))
+        self._total += len(text.encode("utf-8"))
+        while self._total - (size := len(self._heap[0][1].encode("utf-8"))) >= self.max_bytes:
+            self._kept.remove(-heapq.heappop(self._heap)[0])
+            self._total -= size
+            self.complete = False
+
+    def texts(self) -> list[str]:
+        """The documents in the order of their hash, so that the order in which they came does not matter."""
+        return [text for _, text in sorted(self._heap, reverse=True)]
+
+
+def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
+    """Draw documents of about ``max_bytes`` together; see `Sample`.
 
     Args:
         documents: any number of documents, read once.
         max_bytes: where to stop; the last document may go beyond it.
     """
-    heap: list[tuple[int, str]] = []
-    kept: set[int] = set()
-    total = 0
+    sample = Sample(max_bytes)
     for text in documents:
-        # Not the bytes that decide the side: those would not be random among the documents of one side.
-        priority = int.from_bytes(document_digest(text)[8:16], "big")
-        if priority in kept:
-            continue
-        kept.add(priority)
-        heapq.heappush(heap, (-priority, text))
-        total += len(text.encode("utf-8"))
-        while total - (size := len(heap[0][1].encode("utf-8"))) >= max_bytes:
-            kept.remove(-heapq.heappop(heap)[0])
-            total -= size
-    return [text for _, text in sorted(heap, reverse=True)]
+        sample.add(text)
+    return sample.texts()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +24,9 @@ MIN_VOCAB_SIZE = 257
 _SAFE_CUT = re.compile(r"(?<=\w)(?=[ \n]\w)")
 _PIECE_CHARACTERS = 1 << 16
 
+# How tokenizers with a fallback to bytes spell one.
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer whose decoding gives every string back exactly.
@@ -32,7 +38,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Returns:
         A tokenizer that knows the end-of-text token as special, but reads its spelling inside a text as plain
-        text (``encode_special_tokens`` is set; a tokenizer loaded from a file needs it set again).
+        text (``encode_special_tokens`` is set; `load_tokenizer` sets it again).
 
     Raises:
         UserError: ``vocab_size`` below 257.
@@ -52,6 +58,45 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator((piece for text in texts for piece in cut_pieces(text)), trainer)
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Open a ``tokenizer.json`` so that the spelling of a special token inside a text is read as plain text.
+
+    ``Tokenizer.from_file`` alone does not: that switch is not part of the file.
+
+    Raises:
+        UserError: no such file, or not a tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no such tokenizer file: {path}; check the path")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot read the tokenizer {path}: {reason}; give a tokenizer.json") from None
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def plain_copy(tokenizer: Tokenizer, eos: str) -> Tokenizer:
+    """A copy that reads text as text: no padding, no truncation, spellings of special tokens are plain text.
+
+    The end-of-text token becomes a special one if it was not, because only those are held apart from text.
+    """
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    added = copy.get_added_tokens_decoder().get(eos_id(copy, eos))
+    if added is None or not added.special:
+        copy.add_special_tokens([eos])
+    copy.encode_special_tokens = True
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
 
 
 def check_vocab_size(vocab_size: int) -> int:
@@ -94,18 +139,27 @@ def cut_pieces(text: str, size: int = _PIECE_CHARACTERS) -> Iterator[str]:
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Number of UTF-8 bytes that each id of a byte-level tokenizer stands for.
+    """Number of UTF-8 bytes that each id stands for.
+
+    Exact for byte-level tokenizers: the sum over the tokens of a text is the number of bytes of the text. For the
+    others it is the length of the token as it is spelled, a blank for each ``\u2581``, which misses what their
+    normalizer and pre-tokenizer add or drop.
 
     Returns:
-        int64 array ``[largest id + 1]``; special tokens and unused ids count 0. The sum over the tokens of a text
-        is the number of bytes of the text.
+        int64 array ``[largest id + 1]``; special tokens and unused ids count 0.
     """
     lengths = np.zeros(max_id(tokenizer) + 1, dtype=np.int64)
     added = tokenizer.get_added_tokens_decoder()
+    state = json.loads(tokenizer.to_str())
+    # The byte-level alphabet spells every byte as one character.
+    byte_level = any('"ByteLevel"' in json.dumps(state[part]) for part in ("pre_tokenizer", "decoder"))
     for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
-        if index not in added:
-            # The byte-level alphabet spells every byte as one character.
+        if index in added:
+            lengths[index] = 0 if added[index].special else len(token.encode("utf-8"))
+        elif byte_level:
             lengths[index] = len(token)
-        elif not added[index].special:
-            lengths[index] = len(token.encode("utf-8"))
+        elif _BYTE_TOKEN.fullmatch(token):
+            lengths[index] = 1
+        else:
+            lengths[index] = len(token.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
     return lengths

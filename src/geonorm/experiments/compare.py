@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,10 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         vocab_size=plan.vocab_size,
         report=lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True),
     )
+    if corpus.description["settings"].get("vocab_size") != plan.vocab_size:  # it was prepared beforehand
+        if config.vocab_size is not None:
+            raise UserError(f"the vocabulary of {corpus.path} is {corpus.vocab_size}; leave `vocab_size` out")
+        plan = dataclasses.replace(plan, vocab_size=corpus.vocab_size)
     for part in (corpus.train, corpus.val):
         Windows(part, length=plan.training.length)
     with _claimed(config.out, {**plan.resolved(), "corpus_fingerprint": corpus.description["fingerprint"]}):

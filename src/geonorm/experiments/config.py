@@ -13,7 +13,9 @@ _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_
 _Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_PRESET)]
 _Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_PRESET)]
 _Jobs = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
-_Paths = Annotated[tuple[Path, ...], tyro.conf.arg(help_behavior_hint="(default: the embedded corpus)")]
+_Sources = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(default: the embedded corpus)")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +27,8 @@ class CompareConfig:
 
     placements: _Texts = ()
     """Placements, each NAME or NAME:OPTION=VALUE,... such as geonorm:decay=sqrt"""
-    data: _Paths = ()
-    """Text, jsonl or parquet files, or folders of them; without any, text that is on every machine"""
+    data: _Sources = ()
+    """A folder made by geonorm prepare, or what that command takes: files, folders, patterns, hf:// datasets"""
     preset: str = "demo"
     """demo, small or tiny"""
     out: Path = Path("runs/compare")

@@ -1,0 +1,161 @@
+"""Datasets of the Hugging Face Hub, streamed through `datasets` and kept on disk while a corpus is being made."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from geonorm.data import spool
+from geonorm.data.readers import Columns, one_line, quiet
+from geonorm.errors import UserError
+
+PREFIX = "hf://"
+_SPEC = re.compile(r"(?P<name>[^:@#]+)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^:@#]+))?(?:#(?P<column>[^#]+))?")
+
+
+def is_hub(given: str | os.PathLike[str]) -> bool:
+    """Whether a source names a dataset and not a file; a Path has made ``hf:/`` of ``hf://``."""
+    return bool(re.match("hf:/", os.fspath(given)))
+
+
+class HubSource:
+    """Documents of one dataset, ``hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]``.
+
+    In place of ``OWNER/NAME`` an absolute folder may stand, a copy of such a dataset on this machine. The dataset
+    is streamed, never downloaded as a whole, and no code of it is run. Each row is read from the network once: what
+    was read lies compressed in `folder`, and an interrupted stream goes on behind it.
+
+    Attributes:
+        folder: where to keep what was read; to be set before `documents` is called.
+    """
+
+    def __init__(self, given: str | os.PathLike[str], text_column: str = "text") -> None:
+        """Take the name apart.
+
+        Raises:
+            UserError: not of the form above.
+        """
+        spec = re.sub("^hf:/+", lambda found: "" if len(found[0]) < 6 else "/", os.fspath(given))
+        match = _SPEC.fullmatch(spec)
+        if match is None:
+            raise UserError(f"{given} is not of the form hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]; mend the name")
+        self.name, self.config = match["name"], match["config"]
+        self.split = match["split"] or "train"
+        self.column = match["column"] or text_column
+        self.folder: Path | None = None
+        self._revision = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The name in its full form."""
+        config = f":{self.config}" if self.config else ""
+        return [f"{PREFIX}{self.name}{config}@{self.split}#{self.column}"]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over name and revision; for a local folder over names, sizes and times of its files.
+
+        Raises:
+            UserError: the dataset does not exist or cannot be reached.
+        """
+        with self._rows(None) as rows:
+            del rows
+        found = [self.names[0], self._revision]
+        if Path(self.name).is_absolute():
+            for path in sorted(Path(self.name).rglob("*")):
+                if path.is_file():
+                    facts = path.stat()
+                    found.append(f"{path.relative_to(self.name).as_posix()} {facts.st_size} {facts.st_mtime_ns}")
+        return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Nothing to check: every pass reads what the first one kept."""
+
+    def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
+        """Yield the texts in the order of the stream; null texts are skipped and counted.
+
+        Raises:
+            UserError: the stream broke off, or a text is not a string.
+        """
+        assert self.folder is not None, "the folder for what was read is not set"
+        kept = spool.Spool(self.folder)
+        last, number = spool.Part([], 0, {}, None, ended=False), 0
+        for last in kept.parts():
+            number += 1
+            skipped.update(last.skipped)
+            yield from last.texts
+        if not last.ended:
+            yield from self._stream(kept, number, last, skipped)
+
+    def _stream(self, kept: spool.Spool, number: int, last: spool.Part, skipped: Counter[str]) -> Iterator[str]:
+        columns = Columns(self.names[0], self.column, Counter())
+        texts: list[str] = []
+        size, num_rows = 0, last.num_rows
+
+        def keep(ended: bool) -> None:
+            nonlocal texts, size, number
+            state = None if ended else rows.state_dict()
+            kept.write(number, spool.Part(texts, num_rows, dict(columns.skipped), state, ended))
+            skipped.update(columns.skipped)
+            columns.skipped.clear()
+            texts, size, number = [], 0, number + 1
+
+        with self._rows(last.state) as rows:
+            iterator = iter(rows)
+            try:
+                while (row := self._next(iterator, num_rows)) is not None:
+                    num_rows += 1
+                    for text in columns.take(row, f"{self.names[0]}, row {num_rows}"):
+                        texts.append(text)
+                        size += len(text)
+                        if size >= spool.PART_CHARACTERS:
+                            keep(ended=False)
+                        yield text
+                columns.finish()
+                keep(ended=True)
+            except GeneratorExit:
+                # Enough was read; what waits is kept, so that the next pass needs no network either.
+                if texts:
+                    keep(ended=False)
+                raise
+            finally:
+                del iterator
+
+    def _next(self, iterator: Iterator[Any], num_rows: int) -> dict[str, Any] | None:
+        try:
+            return next(iterator, None)
+        except Exception as error:  # whatever the library and the network below it raise
+            raise UserError(
+                f"the stream of {self.names[0]} broke off after {num_rows} rows ({one_line(error)});"
+                " run the same command again to go on from what was kept"
+            ) from error
+
+    @contextlib.contextmanager
+    def _rows(self, state: dict[str, Any] | None) -> Iterator[Any]:
+        import datasets
+
+        with quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
+            try:
+                builder = datasets.load_dataset_builder(self.name, self.config, cache_dir=cache)
+                rows: Any = builder.as_streaming_dataset(split=self.split)
+            except Exception as error:
+                raise UserError(
+                    f"cannot open the dataset {self.names[0]} ({one_line(error)}); check its name, configuration and"
+                    " split, and the network"
+                ) from error
+            self._revision = str(builder.hash)
+            names = rows.column_names
+            if names is not None:
+                if self.column not in names:
+                    known = ", ".join(sorted(names))
+                    raise UserError(f"{self.names[0]} has no column `{self.column}`; its columns are: {known}")
+                rows = rows.select_columns([self.column])
+            if state is not None:
+                rows.load_state_dict(state)
+            yield rows

@@ -1,0 +1,69 @@
+"""What the command line calls data: any mix of files, folders, patterns and Hub datasets as one source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from geonorm.data.embedded import EmbeddedSource
+from geonorm.data.hub import HubSource, is_hub
+from geonorm.data.sources import FileSource, Source
+
+
+class JoinedSource:
+    """Several sources one after another."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self.parts = parts
+        self.folder: Path | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all parts."""
+        return [name for part in self.parts for name in part.names]
+
+    def fingerprint(self) -> str:
+        """Digest of the fingerprints."""
+        return hashlib.sha256("\n".join(part.fingerprint() for part in self.parts).encode()).hexdigest()
+
+    def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
+        """Yield the documents of each part in turn."""
+        for number, part in enumerate(self.parts):
+            part.folder = None if self.folder is None else self.folder / str(number)
+            yield from part.documents(skipped)
+
+    def check_unchanged(self) -> None:
+        """Check each part."""
+        for part in self.parts:
+            part.check_unchanged()
+
+
+def open_sources(
+    paths: Sequence[str | os.PathLike[str]] | None, text_column: str = "text", skip_unreadable: bool = False
+) -> Source:
+    """Make one source of what a user named: files first, then Hub datasets in the order given.
+
+    Args:
+        paths: what `FileSource` takes and names that `HubSource` takes; None for the embedded corpus.
+        text_column: the column that holds the text, for files and for datasets that name no other.
+        skip_unreadable: see `FileSource`.
+
+    Raises:
+        UserError: something that cannot be found or understood.
+    """
+    if paths is None:
+        return EmbeddedSource()
+    hub: list[Source] = [HubSource(path, text_column) for path in paths if is_hub(path)]
+    files = [path for path in paths if not is_hub(path)]
+    if files or not hub:
+        hub.insert(0, FileSource(files, text_column, skip_unreadable))
+    return hub[0] if len(hub) == 1 else JoinedSource(hub)
+
+
+def unreadable_files(source: Source) -> dict[Path, str]:
+    """Why files were given up, by path."""
+    parts = source.parts if isinstance(source, JoinedSource) else [source]
+    return {path: why for part in parts if isinstance(part, FileSource) for path, why in part.unreadable.items()}

@@ -1,0 +1,60 @@
+"""Options of ``geonorm prepare``. Imports none of the data libraries, so that help appears soon."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+_Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all documents)")]
+_Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
+_Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: train a BPE)")]
+_Eos = Annotated[str | None, tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(default: what the tokenizer says)")]
+_Out = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: a folder in the cache)")]
+_Sources = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="[SOURCE ...]", help_behavior_hint="(default: the embedded corpus)"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """Turn text into packed token files, split by document, ready for --data of train and compare.
+
+    The same command again opens what is there; after an interruption it goes on from the finished shards. The result
+    does not depend on --workers. Formats and guarantees: docs/data.md.
+    """
+
+    sources: _Sources = ()
+    """Text, jsonl, json or parquet files (text and json also as .gz, .xz, .zst), folders of them, quoted patterns such
+    as 'texts/**/*.jsonl', or Hub datasets as hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]"""
+    out: _Out = None
+    """Folder for the corpus"""
+    tokenizer: _Name = None
+    """A tokenizer.json, a folder with one, or a name on the Hub"""
+    eos: _Eos = None
+    """Its end-of-text token"""
+    vocab_size: int = 2048
+    """Size of the BPE trained on the text if no tokenizer is given; 257 means bytes"""
+    val_fraction: float = 0.05
+    """Share of the text held out, whole documents"""
+    text_column: str = "text"
+    """Field of JSON and column of Parquet that holds the text"""
+    max_documents: _Count = None
+    """Read only the first so many documents"""
+    skip_unreadable: bool = False
+    """Leave a damaged file at its first fault, name it and go on, instead of stopping"""
+    workers: _Workers = None
+    """Processes that encode"""
+
+    def arguments(self) -> dict[str, Any]:
+        """What `prepare` is to be called with, the sources apart."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "sources"}
+        return {**given, "workers": num_cores() if self.workers is None else self.workers}
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,110 @@
+"""``geonorm prepare`` as a user meets it."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from corpora import write_documents
+from geonorm.cli import main
+from geonorm.data import Corpus, Windows
+from geonorm.data import progress as progress_module
+from geonorm.data.progress import LiveProgress, Progress
+from geonorm.errors import UserError
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_documents(tmp_path / "data", count=20)
+
+
+def test_plain_lines_and_a_summary(data, tmp_path):
+    (data / "bad.txt").write_bytes(b"\xff")
+    command = [sys.executable, "-m", "geonorm", "prepare", str(data / "*.txt"), "--out", str(tmp_path / "out")]
+    options = ["--vocab-size", "257", "--workers", "2", "--skip-unreadable"]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    run = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "\x1b" not in run.stdout
+    corpus = Corpus.load(tmp_path / "out")
+    facts = corpus.description
+    assert f"{facts['num_tokens']['train']:,} train and {facts['num_tokens']['val']:,} validation tokens" in run.stdout
+    for words in ("1 x unreadable file", "bad.txt:1: byte 0xff", "tokens/s, workers: 2", "1.00 bytes per token"):
+        assert words in run.stdout
+    again = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
+    assert again.returncode == 0
+    assert "tokens/s" not in again.stdout
+
+
+def test_mistakes_are_one_line(data, capsys, tmp_path):
+    for words, message in [
+        (["nowhere.txt"], "no such file or folder: nowhere.txt"),
+        ([str(data), "--tokenizer", str(data)], "cannot read a tokenizer from"),
+        ([str(data), "--workers", "0"], "`workers` must be a whole number of at least 1"),
+        ([str(data), "--val-fraction", "0.9"], "`val_fraction` must be at most 0.5"),
+    ]:
+        assert main(["prepare", *words, "--out", str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_compare_takes_what_prepare_made(data, tmp_path, capsys):
+    assert main(["prepare", str(data), "--vocab-size", "300", "--out", str(tmp_path / "corpus")]) == 0
+    words = ["compare", "--preset", "tiny", "--data", str(tmp_path / "corpus"), "--placements", "pre"]
+    small = ["--steps", "2", "--lrs", "1e-3", "--length", "16", "--batch", "2", "--eval-windows", "2", "--jobs", "1"]
+    assert main([*words, *small, "--out", str(tmp_path / "run"), "--vocab-size", "999"]) == 2
+    assert "the vocabulary of" in capsys.readouterr().err
+    assert main([*words, *small, "--out", str(tmp_path / "run")]) == 0
+    assert "vocab_size: 300" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_stream_shorter_than_a_window_and_one_token_more(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 10 + "\n" + "y" * 10)
+    main(
+        [
+            "prepare",
+            str(tmp_path / "a.txt"),
+            "--vocab-size",
+            "257",
+            "--val-fraction",
+            "0.5",
+            "--out",
+            str(tmp_path / "c"),
+        ]
+    )
+    corpus = Corpus.load(tmp_path / "c")
+    length = corpus.val.num_tokens
+    assert Windows(corpus.val, length=length - 1).num_windows == 1
+    with pytest.raises(
+        UserError, match=rf"holds {length} tokens, but one window of length {length} needs {length + 1}"
+    ):
+        Windows(corpus.val, length=length)
+
+
+def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+
+    def show(terminal):
+        nonlocal now
+        now, output = 0.0, io.StringIO()
+        with LiveProgress(Console(file=output, force_terminal=terminal, width=100)) as live:
+            for second in range(25):
+                now = float(second)
+                live(Progress("encoding", second, second * 1_000_000, second * 250_000, 50_000_000))
+            live.say("the end [1/2]")
+        return output.getvalue()
+
+    assert show(terminal=False) == (
+        "encoding: 10 of 50 MB, 10 documents, 2,500,000 tokens, 250,000 tokens/s\n"
+        "encoding: 20 of 50 MB, 20 documents, 5,000,000 tokens, 250,000 tokens/s\n"
+        "the end [1/2]\n"
+    )
+    live = show(terminal=True)
+    assert "\x1b" in live
+    assert "the end [1/2]" in live
