@@ -1,7 +1,8 @@
-"""The step against its plain composition and against what Pre-Norm does: ``python -m benchmarks.step``.
+"""The step against its plain composition and against what Pre-Norm does: ``python -m benchmarks.step [threads]``.
 
-Forward and backward of one connection, each implementation in turn within every round, medians and quartiles over
-rounds, and the time of copying the same bytes as a floor.
+Forward and backward of one connection, each implementation in turn within every round, and the time of copying the
+same bytes as a limit. Median, quartiles and minimum over rounds; on a busy machine read the minima. The C++ kernels take
+part where they have been built (``geonorm.ops.build_cpu()``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +20,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import geonorm
+from geonorm.ops.cpp import why_not_cpp
 
-SHAPES = ((2048, 128), (8192, 768), (1024, 4096))
+SHAPES = ((8192, 768), (2048, 768), (16384, 256), (1024, 4096))
+DTYPES = (torch.float32, torch.bfloat16)
 ROUNDS = 15
-RESULTS = Path(__file__).parent / "results" / "step.json"
+RESULTS = Path(__file__).parent / "results"
 
 
 def add_rms_norm(x: Tensor, u: Tensor) -> Tensor:
@@ -29,64 +33,82 @@ def add_rms_norm(x: Tensor, u: Tensor) -> Tensor:
     return functional.rms_norm(x + u, x.shape[-1:], eps=1e-6)
 
 
-def copy(x: Tensor, u: Tensor) -> Tensor:
-    """The floor: the traffic of the step forward (2 reads, 1 write) and backward (3 reads, 2 writes) as copies."""
-    for _ in range(4):
-        x = u.clone()
-    return x
+def copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """The limit: the bytes of the step forward (2 reads, 1 write) and backward (3 reads, 2 writes), by ``copy_``."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
-CONTENDERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "copy floor": copy,
-    "add + rms_norm": add_rms_norm,
-    "reference": lambda x, u: geonorm.sphere_step(x, u, 0.5, impl="reference"),
-    "autograd": lambda x, u: geonorm.sphere_step(x, u, 0.5, impl="autograd"),
-}
+def step(impl: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, u: geonorm.sphere_step(x, u, 0.5, impl=impl)
 
 
-def check(x: Tensor, u: Tensor) -> None:
+def contenders() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    impls = ["reference", "autograd"] + (["cpp"] if why_not_cpp() is None else [])
+    named: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add + rms_norm": add_rms_norm}
+    for impl in impls:
+        named[impl] = step(impl)
+        named[f"{impl}, compiled"] = torch.compile(step(impl), fullgraph=True, dynamic=False)
+    return named
+
+
+def check(x: Tensor, u: Tensor, functions: dict[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
     """Stop before timing anything that is wrong."""
     exact = geonorm.sphere_step(x.double(), u.double(), 0.5, impl="reference")
-    for impl in ("reference", "autograd"):
-        torch.testing.assert_close(geonorm.sphere_step(x, u, 0.5, impl=impl).double(), exact, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-5 if x.dtype == torch.float32 else 2e-2
+    for name, function in functions.items():
+        if name != "add + rms_norm":
+            torch.testing.assert_close(function(x, u).double(), exact, rtol=tolerance, atol=tolerance)
 
 
-def time_once(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, u: Tensor, g: Tensor) -> float:
-    """Seconds of one forward and backward; of the calls alone for the floor, which has no gradient."""
-    start = time.perf_counter()
-    y = function(x, u)
-    if y.requires_grad:
-        torch.autograd.grad(y, (x, u), g)
-    return time.perf_counter() - start
+def time_all(shape: tuple[int, int], dtype: torch.dtype) -> list[dict]:
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    x, u, g, more = (torch.randn(shape, generator=generator).to(dtype) for _ in range(4))
+    sources, targets = [x, u, g, more], [torch.empty_like(x) for _ in range(4)]
+    leaves = x.clone().requires_grad_(), u.clone().requires_grad_()
+    functions = contenders()
+    check(x, u, functions)
+    times: dict[str, list[float]] = {"copy limit": [], **{name: [] for name in functions}}
+    for round_number in range(ROUNDS + 2):
+        start = time.perf_counter()
+        copy(sources, targets)
+        spent = {"copy limit": time.perf_counter() - start}
+        for name, function in functions.items():
+            start = time.perf_counter()
+            torch.autograd.grad(function(*leaves), leaves, g)
+            spent[name] = time.perf_counter() - start
+        if round_number >= 2:
+            for name, seconds in spent.items():
+                times[name].append(seconds)
+    rows = []
+    limit, plain = min(times["copy limit"]), min(times["reference"])
+    for name, values in times.items():
+        low, median, high = (1e3 * value for value in statistics.quantiles(values, n=4))
+        least = 1e3 * min(values)
+        of_copy, of_plain = least / limit / 1e3, least / plain / 1e3
+        kind = str(dtype).removeprefix("torch.")
+        rows.append({
+            "shape": shape, "dtype": kind, "name": name, "min_ms": least, "median_ms": median,
+            "quartiles_ms": [low, high], "of_copy": of_copy, "of_reference": of_plain,
+        })  # fmt: skip
+        print(
+            f"{shape[0]:>6} x {shape[1]:<5} {kind:<9} {name:<20} least {least:7.2f} ms  median {median:7.2f} "
+            f"[{low:.2f}, {high:.2f}]  {of_copy:6.2f} of copy {of_plain:6.2f} of reference",
+            flush=True,
+        )
+    return rows
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    rows = []
-    for shape in SHAPES:
-        generator = torch.Generator().manual_seed(0)
-        x, u, g = (torch.randn(shape, generator=generator) for _ in range(3))
-        check(x, u)
-        x.requires_grad_()
-        u.requires_grad_()
-        times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-        for round_number in range(ROUNDS + 2):
-            for name, function in CONTENDERS.items():
-                inputs = (x.detach(), u.detach()) if name == "copy floor" else (x, u)
-                seconds = time_once(function, *inputs, g)
-                if round_number >= 2:
-                    times[name].append(seconds)
-        reference = statistics.median(times["reference"])
-        for name, values in times.items():
-            low, median, high = statistics.quantiles(values, n=4)
-            rows.append({"shape": shape, "name": name, "ms": median * 1e3, "quartiles_ms": [low * 1e3, high * 1e3]})
-            print(
-                f"{shape[0]:>6} x {shape[1]:<5} {name:<16} {median * 1e3:8.2f} ms"
-                f"  [{low * 1e3:.2f}, {high * 1e3:.2f}]  {median / reference:5.2f} of reference"
-            )
-    RESULTS.parent.mkdir(exist_ok=True)
-    versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1}
-    RESULTS.write_text(json.dumps({"command": "python -m benchmarks.step", **versions, "rows": rows}, indent=1) + "\n")
+    threads = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    torch.set_num_threads(threads)
+    rows = [row for shape in SHAPES for dtype in DTYPES for row in time_all(shape, dtype)]
+    RESULTS.mkdir(exist_ok=True)
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": threads}
+    content = {"command": f"python -m benchmarks.step {threads}", **versions, "rows": rows}
+    name = "step.json" if threads == 1 else f"step-{threads}-threads.json"
+    (RESULTS / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

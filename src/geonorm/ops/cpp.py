@@ -1,7 +1,7 @@
 """The C++ kernels of the step: built when asked for, kept in a cache folder, loaded from there.
 
-Nothing is compiled at import or by ``impl="auto"``. :func:`build_cpu` compiles ``step_cpu.cpp`` once for this torch, these
-flags and this source; from then on every process of the same user finds the library.
+Nothing is compiled at import or by ``impl="auto"``. :func:`build_cpu` compiles ``step_cpu.cpp`` once for this torch,
+these flags and this source; from then on every process of the same user finds the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _INSTRUCTIONS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
 }
-_REMEDY = "geonorm.ops.build_cpu()"
 # Whether the operations are registered in this process; None until somebody asked.
 _loaded: bool | None = None
 
@@ -54,7 +53,7 @@ def why_not_cpp() -> str | None:
         return "the environment sets GEONORM_CPP=0; unset it"
     if _load_built():
         return None
-    return f"they are not built for this torch and this machine; build them once with {_REMEDY}"
+    return "they are not built for this torch and this machine; build them once with geonorm.ops.build_cpu()"
 
 
 def build_cpu() -> Path:
@@ -71,10 +70,10 @@ def build_cpu() -> Path:
             remedy or the compiler's first complaint.
     """
     folder = cache_folder()
-    if not _load_built():
+    if not _load_built(again=True):
         _compile(folder)
-        if not _load_built():
-            raise UserError(f"the library built in {folder} cannot be loaded; delete that folder and build again")
+        if not _load_built(again=True):
+            raise UserError(f"the library in {folder} cannot be loaded; delete that folder and build again")
     return _library(folder)
 
 
@@ -99,17 +98,21 @@ def _finished(folder: Path) -> Path:
     return folder / "finished"
 
 
-def _load_built() -> bool:
-    """Load and register the library if it is there. Whether it is now."""
+def _load_built(again: bool = False) -> bool:
+    """Load and register the library if it is there; whether it is now. Looks once a process, unless told to again."""
     global _loaded
-    if not _loaded:
+    if _loaded is None or (again and not _loaded):
         folder = cache_folder()
         _loaded = _finished(folder).is_file() and _library(folder).is_file()
         if _loaded:
             from geonorm.ops import registered
 
             if not hasattr(torch.ops.geonorm, "sphere_step_cpp"):
-                torch.ops.load_library(str(_library(folder)))
+                try:
+                    torch.ops.load_library(str(_library(folder)))
+                except OSError:
+                    _loaded = False
+                    return False
             registered.register_cpp()
     return _loaded
 
@@ -133,7 +136,9 @@ def _compile(folder: Path) -> None:
             "or leave impl='auto'"
         ) from None
     if not cpp_extension.is_ninja_available():
-        raise UserError("the C++ kernels are built with ninja, which is missing; `pip install ninja`, or leave impl='auto'")
+        raise UserError(
+            "the C++ kernels are built with ninja, which is missing; `pip install ninja`, or leave impl='auto'"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "building").open("w")

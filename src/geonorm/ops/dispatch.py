@@ -27,10 +27,10 @@ IMPLEMENTATIONS: dict[str, Any] = {
 def which(x: Tensor, impl: str = "auto") -> str:
     """Name of the implementation that :func:`sphere_step` uses for two tensors like x.
 
-    ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, ``"cpp"`` on a CPU in eager mode where the
-    C++ kernels have been built (:func:`geonorm.ops.build_cpu`), and ``"autograd"`` everywhere else. :func:`why_not` says
-    what keeps a kernel from being taken. Under ``torch.compile`` on a CPU it is always ``"autograd"``: the compiler sees
-    into the analytic function and fuses it with its neighbours.
+    ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, ``"cpp"`` on a CPU in eager mode where
+    the C++ kernels have been built (:func:`geonorm.ops.build_cpu`), and ``"autograd"`` everywhere else.
+    :func:`why_not` says what keeps a kernel from being taken. Under ``torch.compile`` on a CPU it is always
+    ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours.
 
     Raises:
         UserError: unknown implementation, or one that cannot run here.
@@ -39,7 +39,7 @@ def which(x: Tensor, impl: str = "auto") -> str:
 
 
 def why_not(x: Tensor) -> str | None:
-    """Why ``impl="auto"`` takes no kernel of our own for tensors like x, in one line with the remedy; None if it does."""
+    """Why ``impl="auto"`` takes no fused kernel for tensors like x, in one line with the remedy; None if it does."""
     return _why_not(x.device, arithmetic_dtype(x, x))
 
 
@@ -70,10 +70,8 @@ def _choose(device: torch.device, dtype: torch.dtype, impl: str) -> str:
         raise unknown("implementation", impl, [*IMPLEMENTATIONS, "auto"])
     if impl == "triton" and (reason := why_not_triton(device, dtype)) is not None:
         raise UserError(f"impl='triton' cannot run here: {reason}")
-    if impl == "cpp":
-        if device.type != "cpu":
-            raise UserError(f"impl='cpp' runs on a CPU and the tensor is on {device.type}; leave impl='auto'")
-        _build()
+    if impl == "cpp" and device.type != "cpu":
+        raise UserError(f"impl='cpp' cannot run here: the tensor is on {device.type}, not a CPU; leave impl='auto'")
     return impl
 
 
@@ -130,4 +128,6 @@ def sphere_step(
     else:
         alpha = check_positive("alpha", alpha)
     chosen = _choose(x.device, arithmetic_dtype(x, u), impl)
+    if impl == "cpp":
+        _build()
     return IMPLEMENTATIONS[chosen](x, u, alpha, retraction, max_angle, radius)

@@ -92,7 +92,10 @@ def _backward_by(operation: Any) -> Any:
         x, u, *rest = ctx.saved_tensors
         needs = [bool(need) for need in ctx.needs_input_grad[:3]]
         grads = operation(g, x, u, rest[0] if ctx.has_alpha else None, *ctx.options, needs)
-        return (*(value if need else None for value, need in zip(grads, needs, strict=True)), *[None] * len(ctx.options))
+        return (
+            *(value if need else None for value, need in zip(grads, needs, strict=True)),
+            *[None] * len(ctx.options),
+        )
 
     return backward
 
@@ -163,6 +166,6 @@ def sphere_step_cpp(
     max_angle: float | None,
     radius: float | None = None,
 ) -> Tensor:
-    """``torch.ops.geonorm.sphere_step_cpp``, C++ on a CPU, which has to be loaded; otherwise as :func:`sphere_step_op`."""
+    """The operation of the C++ kernels, which have to be loaded; otherwise as :func:`sphere_step_op`."""
     tensor, step = (alpha, 1.0) if isinstance(alpha, Tensor) else (None, alpha)
     return torch.ops.geonorm.sphere_step_cpp(x, u, tensor, step, retraction_exponent(retraction), max_angle, radius)
