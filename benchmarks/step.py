@@ -1,8 +1,9 @@
 """The step against its plain composition and against what Pre-Norm does: ``python -m benchmarks.step [threads]``.
 
 Forward and backward of one connection, each implementation in turn within every round, and the time of copying the
-same bytes as a limit. Median, quartiles and minimum over rounds; on a busy machine read the minima. The C++ kernels take
-part where they have been built (``geonorm.ops.build_cpu()``).
+same bytes as a limit. With one thread this is processor time, which other programs on the machine disturb less than
+the time on the wall; with more it is the latter. The C++ kernels take part where they have been built
+(``geonorm.ops.build_cpu()``).
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def check(x: Tensor, u: Tensor, functions: dict[str, Callable[[Tensor, Tensor], 
             torch.testing.assert_close(function(x, u).double(), exact, rtol=tolerance, atol=tolerance)
 
 
+def clock() -> float:
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def time_all(shape: tuple[int, int], dtype: torch.dtype) -> list[dict]:
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
@@ -71,13 +76,13 @@ def time_all(shape: tuple[int, int], dtype: torch.dtype) -> list[dict]:
     check(x, u, functions)
     times: dict[str, list[float]] = {"copy limit": [], **{name: [] for name in functions}}
     for round_number in range(ROUNDS + 2):
-        start = time.perf_counter()
+        start = clock()
         copy(sources, targets)
-        spent = {"copy limit": time.perf_counter() - start}
+        spent = {"copy limit": clock() - start}
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             torch.autograd.grad(function(*leaves), leaves, g)
-            spent[name] = time.perf_counter() - start
+            spent[name] = clock() - start
         if round_number >= 2:
             for name, seconds in spent.items():
                 times[name].append(seconds)

@@ -30,7 +30,13 @@ class _Rows(NamedTuple):
     def number(self, value: Tensor) -> Tensor:
         """One number a row, ready for use on every entry."""
         # A view has to lie in memory: inductor would else repeat the formula of the number at every entry of the row.
-        return value.as_strided(value.shape, value.stride()) if self.stored else value
+        # Contiguous strides worked out here, since dynamo cannot ask a gradient for its own while it traces a backward.
+        if not self.stored:
+            return value
+        strides = [1]
+        for size in reversed(value.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        return value.contiguous().as_strided(value.shape, strides)
 
 
 def _rows(x: Tensor, u: Tensor) -> _Rows:
