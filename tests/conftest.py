@@ -14,6 +14,9 @@ import torch
 
 torch.set_num_threads(1)
 
+# What auto takes must not depend on what was built on this machine before; the tests of the C++ kernels name them.
+os.environ["GEONORM_CPP"] = "0"
+
 # Read when triton is first imported, which any test may cause: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -6,13 +6,25 @@ import pytest
 import torch
 
 import mp_step
-from geonorm import sphere_step
-from geonorm.ops import IMPLEMENTATIONS
+from geonorm import UserError, sphere_step
+from geonorm.ops import IMPLEMENTATIONS, build_cpu
 from geonorm.ops.availability import why_not_triton
 from tolerances import spacing, step_bound
 
+
+def why_cpp_is_not_tested():
+    """Build the C++ kernels, once for all workers and all runs; what the compiler lacks, if that fails."""
+    try:
+        build_cpu()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+WHY_NOT_CPP = why_cpp_is_not_tested()
+CPP = pytest.param("cpp", marks=pytest.mark.skipif(WHY_NOT_CPP is not None, reason=str(WHY_NOT_CPP)))
 # The Triton kernels need a GPU or an interpreter, and have no float64: test_triton.py is theirs.
-IMPLS = sorted(set(IMPLEMENTATIONS) - {"triton"})
+IMPLS = sorted(set(IMPLEMENTATIONS) - {"triton", *(["cpp"] if WHY_NOT_CPP else [])})
 TRITON = pytest.param(
     "triton",
     marks=pytest.mark.skipif(
@@ -21,7 +33,7 @@ TRITON = pytest.param(
     ),
 )
 RETRACTIONS = mp_step.RETRACTIONS
-both = pytest.mark.parametrize("impl", IMPLS)
+both = pytest.mark.parametrize("impl", [*(impl for impl in IMPLS if impl != "cpp"), CPP])
 every_retraction = pytest.mark.parametrize("retraction", RETRACTIONS)
 
 

@@ -14,16 +14,29 @@ from torch.library import opcheck
 
 from geonorm import UserError, sphere_step
 from geonorm.ops import IMPLEMENTATIONS, availability, which
-from step_tools import TRITON, rows
+from step_tools import CPP, TRITON, rows
 from tolerances import worst
 
-IMPLS = ["op", TRITON]
+IMPLS = ["op", TRITON, CPP]
 registered = pytest.mark.parametrize("impl", IMPLS)
 
 
 def leaf(*shape, dtype=torch.float32, transposed=False):
     value = rows(*(reversed(shape) if transposed else shape), dtype=dtype, grad=False)
     return (value.t() if transposed else value).requires_grad_()
+
+
+def operations(impl):
+    """Forward and backward as torch knows them."""
+    names = (
+        ("sphere_step_cpp", "sphere_step_cpp_backward") if impl == "cpp" else ("sphere_step", "sphere_step_backward")
+    )
+    return [getattr(torch.ops.geonorm, name).default for name in names]
+
+
+def switch(impl):
+    """The last option of the operation that is two implementations."""
+    return () if impl == "cpp" else (impl == "triton",)
 
 
 # --- what torch checks ----------------------------------------------------------------------------------------------
@@ -35,20 +48,20 @@ def leaf(*shape, dtype=torch.float32, transposed=False):
 def test_opcheck(dtype, transposed, impl):
     if impl == "triton" and dtype == torch.float64:
         pytest.skip("the Triton kernels have no float64")
-    step = torch.ops.geonorm.sphere_step.default
+    step, extra = operations(impl)[0], switch(impl)
     for alpha, (p, limit, radius) in itertools.product(
         (None, torch.tensor([0.5], requires_grad=True)), ((math.inf, None, None), (1.0, 0.4, 2.0))
     ):
         inputs = (leaf(5, 7, dtype=dtype, transposed=transposed), leaf(5, 7, dtype=dtype, transposed=transposed))
-        assert set(opcheck(step, (*inputs, alpha, 0.7, p, limit, radius, impl == "triton")).values()) == {"SUCCESS"}
+        assert set(opcheck(step, (*inputs, alpha, 0.7, p, limit, radius, *extra)).values()) == {"SUCCESS"}
 
 
 @registered
 @pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_opcheck_of_the_backward(needs, impl):
     g, x, u = (rows(7, 5, dtype=torch.float32, grad=False).t() for _ in range(3))
-    arguments = (g, x, u, torch.tensor(0.5), 1.0, 3.0, 0.4, 2.0, impl == "triton", list(needs))
-    results = opcheck(torch.ops.geonorm.sphere_step_backward.default, arguments)
+    arguments = (g, x, u, torch.tensor(0.5), 1.0, 3.0, 0.4, 2.0, *switch(impl), list(needs))
+    results = opcheck(operations(impl)[1], arguments)
     assert set(results.values()) == {"SUCCESS"}
 
 
@@ -160,7 +173,7 @@ def test_which():
     x = torch.ones(2, 4)
     assert which(x) == "autograd"
     assert which(x, "op") == "op"
-    assert set(IMPLEMENTATIONS) == {"reference", "autograd", "op", "triton"}
+    assert set(IMPLEMENTATIONS) == {"reference", "autograd", "op", "triton", "cpp"}
 
 
 def test_triton_that_cannot_run_is_named_with_the_remedy(monkeypatch):

@@ -25,20 +25,51 @@ class _Rows(NamedTuple):
     inverse_square: Tensor
     v_square: Tensor
     empty: Tensor
+    stored: bool = False
+
+    def number(self, value: Tensor) -> Tensor:
+        """One number a row, ready for use on every entry."""
+        # A view has to lie in memory: inductor would else repeat the formula of the number at every entry of the row.
+        # Contiguous strides worked out here, since dynamo cannot ask a gradient for its own while it traces a backward.
+        if not self.stored:
+            return value
+        strides = [1]
+        for size in reversed(value.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        return value.contiguous().as_strided(value.shape, strides)
 
 
-def _rows(x: Tensor, u: Tensor, dtype: torch.dtype) -> _Rows:
-    x, u = x.to(dtype), u.to(dtype)
-    # Reading the sums back stalls a GPU and breaks a compiled graph, so only eager CPU takes the short way.
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        rows = _plain_rows(x, u, None)
+def _rows(x: Tensor, u: Tensor) -> _Rows:
+    dtype, on_cpu, compiling = arithmetic_dtype(x, u), x.device.type == "cpu", torch.compiler.is_compiling()
+    if on_cpu and not compiling:
+        # Reading the sums back stalls a GPU and breaks a compiled graph, so only eager CPU takes the short way.
+        rows = _plain_rows(x.to(dtype), u.to(dtype), None)
         if _in_range(rows, dtype):
             return rows
+    if on_cpu and compiling and x.dtype == u.dtype == torch.float32:
+        return _one_pass_rows(x.double(), u.double())
+    x, u = x.to(dtype), u.to(dtype)
     # The scale is a power of two, kept where its inverse is no subnormal number: the product is the quotient to the
     # last bit, and dividing every entry took half of the time of the compiled step.
     scale = geometry.row_scale(x).clamp_max(1 / torch.finfo(dtype).tiny)
     inverse = 1 / scale
-    return _plain_rows(x * inverse, u * inverse, scale)
+    return _plain_rows(x * inverse, u * inverse, scale)._replace(stored=on_cpu and compiling)
+
+
+def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
+    """For a compiler on a CPU, which turns each reduction that needs another's result into a pass over memory.
+
+    x and u hold float32 numbers as float64: their products are exact and in range. So no row has to be scaled, and the
+    square of v may come from three sums of one pass; what cancels there is lost below float32. Narrower inputs do not
+    come here, because inductor does not vectorise their conversion to float64.
+    """
+    square, dot, u_square = ((a * b).sum(-1, keepdim=True) for a, b in ((x, x), (x, u), (u, u)))
+    empty = square == 0
+    inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
+    ratio = dot * inverse_square
+    v_square = torch.where(empty, 0.0, (u_square - dot * ratio).clamp_min(0.0))
+    rows = _Rows(x, x, None, ratio, inverse_square, v_square, empty, stored=True)
+    return rows._replace(v=torch.addcmul(u, rows.number(ratio), x, value=-1))
 
 
 def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
@@ -70,9 +101,8 @@ def step_forward(
     radius: float | None,
 ) -> Tensor:
     """Value of the step, ``[..., d]`` in x's dtype, without a graph."""
-    dtype = arithmetic_dtype(x, u)
-    rows = _rows(x, u, dtype)
-    alpha = _as_scalar(alpha, dtype)
+    rows = _rows(x, u)
+    alpha = _as_scalar(alpha, rows.x.dtype)
     q = alpha * alpha * rows.v_square * rows.inverse_square
     cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
     cos = torch.where(rows.empty, 0.0, cos)
@@ -80,7 +110,7 @@ def step_forward(
     if radius is not None:
         resize = radius * rows.inverse_square.sqrt()
         cos, gain = resize * cos, resize * gain
-    y = torch.addcmul(rows.x * cos, gain, rows.v)
+    y = torch.addcmul(rows.x * rows.number(cos), rows.number(gain), rows.v)
     if rows.scale is not None and radius is None:
         y = y * rows.scale
     return y.to(x.dtype)
@@ -97,37 +127,37 @@ def step_backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``<g, y>`` by x, u and alpha in their dtypes and shapes; None where ``needs`` is false."""
-    dtype = arithmetic_dtype(x, u)
-    g = g.to(dtype)
-    rows = _rows(x, u, dtype)
-    alpha_now = _as_scalar(alpha, dtype)
+    rows = _rows(x, u)
+    g = g.to(rows.x.dtype)
+    alpha_now = _as_scalar(alpha, rows.x.dtype)
     q = alpha_now * alpha_now * rows.v_square * rows.inverse_square
     cos, sin_ratio = geometry.step_factors(q, retraction, max_angle)
     cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, retraction, max_angle)
     cos = torch.where(rows.empty, 0.0, cos)
     sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
-    if radius is not None:
-        resize = radius * rows.inverse_square.sqrt()
-        g = g * (resize if rows.scale is None else resize / rows.scale)
-
     g_x = (g * rows.x).sum(-1, keepdim=True)
     g_v = (g * rows.v).sum(-1, keepdim=True)
+    resize = 1.0
+    if radius is not None:
+        resize = radius * rows.inverse_square.sqrt()
+        resize = resize if rows.scale is None else resize / rows.scale
+        g_x, g_v = resize * g_x, resize * g_v
     slope = torch.where(rows.empty, 0.0, cos_slope * g_x + alpha_now * sin_slope * g_v)
     gain = alpha_now * sin_ratio
-    along = gain * g_x * rows.inverse_square
-    across = 2 * alpha_now * alpha_now * slope * rows.inverse_square
+    along = rows.number(gain * g_x * rows.inverse_square)
+    across = rows.number(2 * alpha_now * alpha_now * slope * rows.inverse_square)
 
     grad_x = grad_u = grad_alpha = None
     if needs[0] or needs[1]:
-        grad_u = torch.addcmul(torch.addcmul(g * gain, across, rows.v), along, rows.x, value=-1)
+        grad_u = torch.addcmul(torch.addcmul(g * rows.number(gain * resize), across, rows.v), along, rows.x, value=-1)
     if needs[0]:
         assert grad_u is not None
-        grad_x = torch.addcmul(g * cos, rows.ratio, grad_u, value=-1)
+        grad_x = torch.addcmul(g * rows.number(cos * resize), rows.number(rows.ratio), grad_u, value=-1)
         grad_x = torch.addcmul(grad_x, along, rows.v, value=-1)
         outward = 2 * slope * q
         if radius is not None:
             outward = outward + cos * g_x + gain * g_v
-        grad_x = torch.addcmul(grad_x, outward * rows.inverse_square, rows.x, value=-1)
+        grad_x = torch.addcmul(grad_x, rows.number(outward * rows.inverse_square), rows.x, value=-1)
         grad_x = grad_x.to(x.dtype)
     if isinstance(alpha, Tensor) and needs[2]:
         per_row = sin_ratio * g_v + 2 * alpha_now * slope * rows.v_square * rows.inverse_square

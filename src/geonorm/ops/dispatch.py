@@ -11,23 +11,26 @@ from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import check_rows, retraction_exponent
 from geonorm.ops.autograd import arithmetic_dtype, sphere_step_autograd
 from geonorm.ops.availability import why_not_triton
+from geonorm.ops.cpp import build_cpu, why_not_cpp
 from geonorm.ops.reference import sphere_step_reference
-from geonorm.ops.registered import sphere_step_op, sphere_step_triton
+from geonorm.ops.registered import sphere_step_cpp, sphere_step_op, sphere_step_triton
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": sphere_step_reference,
     "autograd": sphere_step_autograd,
     "op": sphere_step_op,
     "triton": sphere_step_triton,
+    "cpp": sphere_step_cpp,
 }
 
 
 def which(x: Tensor, impl: str = "auto") -> str:
     """Name of the implementation that :func:`sphere_step` uses for two tensors like x.
 
-    ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, and ``"autograd"`` for any other device
-    and for float64. On a CPU that holds under ``torch.compile`` too: the compiler sees into the analytic function and
-    fuses it with its neighbours, which it cannot do with a registered operation.
+    ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, ``"cpp"`` on a CPU in eager mode where
+    the C++ kernels have been built (:func:`geonorm.ops.build_cpu`), and ``"autograd"`` everywhere else.
+    :func:`why_not` says what keeps a kernel from being taken. Under ``torch.compile`` on a CPU it is always
+    ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours.
 
     Raises:
         UserError: unknown implementation, or one that cannot run here.
@@ -35,13 +38,40 @@ def which(x: Tensor, impl: str = "auto") -> str:
     return _choose(x.device, arithmetic_dtype(x, x), impl)
 
 
+def why_not(x: Tensor) -> str | None:
+    """Why ``impl="auto"`` takes no fused kernel for tensors like x, in one line with the remedy; None if it does."""
+    return _why_not(x.device, arithmetic_dtype(x, x))
+
+
+def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type == "cpu":
+        return None if _cpp_is_ready() else f"no C++ kernels: {why_not_cpp()}"
+    reason = why_not_triton(device, dtype)
+    return None if reason is None and device.type == "cuda" else f"no Triton kernels: {reason}"
+
+
+@torch.compiler.assume_constant_result
+def _cpp_is_ready() -> bool:
+    return why_not_cpp() is None
+
+
+@torch.compiler.assume_constant_result
+def _build() -> bool:
+    build_cpu()
+    return True
+
+
 def _choose(device: torch.device, dtype: torch.dtype, impl: str) -> str:
     if impl == "auto":
-        return "triton" if device.type == "cuda" and why_not_triton(device, dtype) is None else "autograd"
+        if device.type == "cuda" and why_not_triton(device, dtype) is None:
+            return "triton"
+        return "cpp" if device.type == "cpu" and not torch.compiler.is_compiling() and _cpp_is_ready() else "autograd"
     if impl not in list(IMPLEMENTATIONS):
         raise unknown("implementation", impl, [*IMPLEMENTATIONS, "auto"])
     if impl == "triton" and (reason := why_not_triton(device, dtype)) is not None:
         raise UserError(f"impl='triton' cannot run here: {reason}")
+    if impl == "cpp" and device.type != "cpu":
+        raise UserError(f"impl='cpp' cannot run here: the tensor is on {device.type}, not a CPU; leave impl='auto'")
     return impl
 
 
@@ -72,7 +102,8 @@ def sphere_step(
             other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
         impl: ``"auto"`` (see :func:`which`), ``"reference"`` (plain composition, differentiable twice), ``"autograd"``
             (analytic backward, saves x and u only), ``"op"`` (the same behind one registered operation, which
-            compilers leave whole) or ``"triton"`` (the registered operation over fused kernels, for a GPU).
+            compilers leave whole), ``"triton"`` (the registered operation over fused kernels, for a GPU) or ``"cpp"``
+            (C++ kernels for a CPU, built at the first call if they are not there; see :func:`geonorm.ops.build_cpu`).
 
     Returns:
         ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|``
@@ -97,4 +128,6 @@ def sphere_step(
     else:
         alpha = check_positive("alpha", alpha)
     chosen = _choose(x.device, arithmetic_dtype(x, u), impl)
+    if impl == "cpp":
+        _build()
     return IMPLEMENTATIONS[chosen](x, u, alpha, retraction, max_angle, radius)

@@ -38,7 +38,7 @@ def _sphere_step(
 
 
 @_sphere_step.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
+def _fake_step(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -73,7 +73,7 @@ def _sphere_step_backward(
 
 
 @_sphere_step_backward.register_fake
-def _(g: Tensor, x: Tensor, u: Tensor, alpha: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(g: Tensor, x: Tensor, u: Tensor, alpha: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     by_x, by_u, by_alpha = (
         torch.empty_like(like, memory_format=torch.contiguous_format) if need and like is not None else x.new_empty(0)
         for like, need in zip((x, u, alpha), rest[-1], strict=True)
@@ -87,14 +87,35 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(x, u, *([alpha] if ctx.has_alpha else []))
 
 
-def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, u, *rest = ctx.saved_tensors
-    needs = [bool(need) for need in ctx.needs_input_grad[:3]]
-    grads = _sphere_step_backward(g, x, u, rest[0] if ctx.has_alpha else None, *ctx.options, needs)
-    return (*(value if need else None for value, need in zip(grads, needs, strict=True)), *[None] * len(ctx.options))
+def _backward_by(operation: Any) -> Any:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, u, *rest = ctx.saved_tensors
+        needs = [bool(need) for need in ctx.needs_input_grad[:3]]
+        grads = operation(g, x, u, rest[0] if ctx.has_alpha else None, *ctx.options, needs)
+        return (
+            *(value if need else None for value, need in zip(grads, needs, strict=True)),
+            *[None] * len(ctx.options),
+        )
+
+    return backward
 
 
-_sphere_step.register_autograd(_backward, setup_context=_setup_context)
+_sphere_step.register_autograd(_backward_by(_sphere_step_backward), setup_context=_setup_context)
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> Any:
+    raise RuntimeError("the step has no autograd formula for its second derivative; use impl='reference'")
+
+
+def register_cpp() -> None:
+    """Give the C++ operations, once loaded, their shapes and their autograd formula."""
+    library = torch.ops.geonorm
+    torch.library.register_fake("geonorm::sphere_step_cpp", _fake_step)
+    torch.library.register_fake("geonorm::sphere_step_cpp_backward", _fake_backward)
+    torch.library.register_autograd(
+        "geonorm::sphere_step_cpp", _backward_by(library.sphere_step_cpp_backward), setup_context=_setup_context
+    )
+    torch.library.register_autograd("geonorm::sphere_step_cpp_backward", _no_second_derivative)
 
 
 def _call(
@@ -135,3 +156,16 @@ def sphere_step_triton(
 ) -> Tensor:
     """The registered operation over the Triton kernels, arithmetic in float32; otherwise as :func:`sphere_step_op`."""
     return _call(x, u, alpha, retraction, max_angle, radius, True)
+
+
+def sphere_step_cpp(
+    x: Tensor,
+    u: Tensor,
+    alpha: float | Tensor,
+    retraction: str | float,
+    max_angle: float | None,
+    radius: float | None = None,
+) -> Tensor:
+    """The operation of the C++ kernels, which have to be loaded; otherwise as :func:`sphere_step_op`."""
+    tensor, step = (alpha, 1.0) if isinstance(alpha, Tensor) else (None, alpha)
+    return torch.ops.geonorm.sphere_step_cpp(x, u, tensor, step, retraction_exponent(retraction), max_angle, radius)
