@@ -64,7 +64,7 @@ def load_stock(
     model = source if isinstance(source, nn.Module) else _read(source, dict(loading or {}))
     if type(model.config) is adapter_for(model).rewired.config:
         raise UserError(
-            f"this model is already rewired to {current_placement(model).label()}; load_stock takes the stock model, and "
+            f"this model is already rewired to {current_placement(model).label()}; load_stock takes a stock model, and "
             "AutoModelForCausalLM.from_pretrained loads a rewired one"
         )
     before = [name for name, _ in model.named_parameters()]
