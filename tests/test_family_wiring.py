@@ -239,6 +239,16 @@ def test_weights_missing_from_a_checkpoint_follow_the_init_policy(family, tmp_pa
             assert (row.std, row.mean) == (0.0, 0.0), row
 
 
+@pytest.mark.parametrize(("family", "lost"), [("gpt2", "c_attn.bias"), ("gpt_neox", "query_key_value.bias")])
+def test_a_fused_weight_from_a_checkpoint_stays_where_its_bias_is_missing(family, lost, tmp_path):
+    model = rewired_model(family, "deepnorm")
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in model.state_dict().items() if lost not in k})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter) if lost in name else parameter
+        assert torch.equal(loaded.get_parameter(name), expected), name
+
+
 # --- single families ------------------------------------------------------------------------------------------------
 
 
