@@ -29,7 +29,7 @@ from geonorm.training import (
     train,
 )
 from geonorm.training.evaluate import token_losses
-from geonorm.training.probe import gradient_norms, recorded_angles
+from geonorm.inspection.probe import gradient_norms, recorded_angles
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)
 SETTINGS = TrainSettings(
