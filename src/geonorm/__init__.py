@@ -14,7 +14,7 @@ from geonorm.ops import sphere_step
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "sphere_step"]
 
-_LATER = ("data", "experiments", "inspection", "models", "report", "training")
+_LATER = ("conversion", "data", "evaluation", "experiments", "inspection", "models", "report", "training")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from geonorm.conversion.config import ConvertConfig
+from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
 
 
@@ -44,6 +46,37 @@ def report(out: Path) -> int:
     return 0
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def evaluate(config: EvalConfig) -> int:
+    """Evaluate a model, stock or rewired: tasks of lm-eval, perplexity and bits per byte on text."""
+    from rich.console import Console
+
+    from geonorm.evaluation.run import run_eval
+
+    run_eval(config, Console())
+    return 0
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def generate(config: GenerateConfig) -> int:
+    """Write on after prompts, printed as it comes."""
+    from geonorm.evaluation.run import run_generate
+
+    run_generate(config)
+    return 0
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def convert(config: ConvertConfig) -> int:
+    """Turn a trained Pre-Norm model into a GeoNorm model to train on from."""
+    from rich.console import Console
+
+    from geonorm.conversion.run import run_convert
+
+    run_convert(config, Console())
+    return 0
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -55,4 +88,11 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "report": report, "placements": placements}
+COMMANDS = {
+    "compare": compare,
+    "report": report,
+    "placements": placements,
+    "eval": evaluate,
+    "generate": generate,
+    "convert": convert,
+}

@@ -102,9 +102,7 @@ class Inspection:
     @property
     def first_token_influence(self) -> float:
         """Largest relative change of a median angle when the tokens left out are counted as well."""
-        changes = [
-            abs(row.angle_with_first / row.angle.median - 1) for row in self.sublayers if row.angle.median > 0
-        ]
+        changes = [abs(row.angle_with_first / row.angle.median - 1) for row in self.sublayers if row.angle.median > 0]
         return max(changes, default=0.0)
 
 
