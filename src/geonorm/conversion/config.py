@@ -30,8 +30,8 @@ class ConvertConfig:
     """Column of jsonl and parquet files that holds the text"""
     method: str = "sequential"
     """Where step sizes are taken from: sequential (the converted model so far) or stock (the model as it was)"""
-    retraction: str = "exponential"
-    """exponential, projection, cayley or a number p"""
+    retraction: str = "projection"
+    """projection (Pre-Norm's own law at one length of the stream), exponential, cayley or a number p"""
     max_angle: _Angle = None
     """Limit of one step's angle; trained models' first layers move far, so there is none by default"""
     learnable: bool = False

@@ -46,7 +46,7 @@ def convert_model(
     ids: Tensor,
     *,
     method: str = "sequential",
-    retraction: str | float = "exponential",
+    retraction: str | float = "projection",
     max_angle: float | None = None,
     learnable: bool = False,
 ) -> Conversion:
@@ -57,15 +57,18 @@ def convert_model(
     update is then the same function of the direction; what is given up is the radius. Pre-Norm turns the direction by
     ``atan2(|v|, |x| + <u, x>/|x|)``, where |x| differs from token to token and along the depth; GeoNorm turns it by
     ``phi(alpha |v|)`` with one alpha a sub-layer, so that the median angle over tokens stays what it was, and drops the
-    part of u along x. The result is a start to train on from, not the same model. The final norm and the head stay.
+    part of u along x. With the projection retraction, ``phi = atan``, that is Pre-Norm's own law with one length of the
+    stream for all tokens of a sub-layer, which is why it is the default here. The result is a start to train on from,
+    not the same model. The final norm and the head stay.
 
     Args:
         model: a stock decoder of a supported family, with or without a head; weights are changed in place, so that
             after an error it has to be loaded again.
         ids: calibration text, ``[batch, tokens]``, run through the model at once.
         method: see :func:`geonorm.conversion.calibrate.calibrate`.
-        retraction, max_angle, learnable: options of the placement. A trained model's first layers move far, so there
-            is no limit by default; one at pi/4 would cut them.
+        retraction, max_angle, learnable: options of the placement. A trained model's first layers move far (50 and 86
+            degrees in SmolLM2-135M), and a limit of pi/4 would cut them, so there is none by default; the projection
+            retraction stays below 90 degrees by itself.
 
     Raises:
         UserError: a model that is rewired already, is not Pre-Norm, has no RMSNorm, or reads its norms with something

@@ -62,7 +62,7 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
             model,
             ids.to(model.device),
             method=config.method,
-            retraction=config.retraction,
+            retraction=_retraction(config),
             max_angle=config.max_angle,
             learnable=config.learnable,
         )
@@ -91,13 +91,20 @@ def _check(config: ConvertConfig) -> None:
     if config.to not in ("geonorm", "pre"):
         raise UserError(
             f"a trained model cannot be converted to {config.to!r}: its norms would have no trained gains and its "
-            f"updates another size; --to takes geonorm or pre, and geonorm.models.rewire any of {', '.join(available())}"
+            f"updates another size; --to takes geonorm or pre, geonorm.models.rewire any of {', '.join(available())}"
         )
     if config.method not in METHODS:
         raise unknown("calibration method", config.method, METHODS)
-    create("geonorm", retraction=config.retraction, max_angle=config.max_angle)
+    create("geonorm", retraction=_retraction(config), max_angle=config.max_angle)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         raise UserError(f"`out` {config.out} exists and is not empty; give a new folder")
+
+
+def _retraction(config: ConvertConfig) -> str | float:
+    try:
+        return float(config.retraction)
+    except ValueError:
+        return config.retraction
 
 
 def _loss(model: Any, windows: Tensor) -> float:
@@ -133,15 +140,15 @@ def _readme(record: dict[str, Any], out: Path) -> str:
     if "loss_after" in record:
         settings = record["settings"]
         lines += [
-            f"Loss on held-out text, nats a token: {record['loss_before']:.4f} before, {record['loss_after']:.4f} after "
-            f"({record['held_out_tokens']:,} tokens; guessing gives {record['chance']:.4f}).",
+            f"Loss on held-out text, nats a token: {record['loss_before']:.4f} before, {record['loss_after']:.4f} "
+            f"after ({record['held_out_tokens']:,} tokens; guessing gives {record['chance']:.4f}).",
             "",
             "This is a start to train on from, not a finished model. The gains of the norms before the sub-layers are "
             "folded into the weights that read them; each sub-layer has one step size, chosen so that its median angle "
             f"over {record['calibration_tokens']:,} tokens is what it was (method `{settings['method']}`, retraction "
             f"`{settings['retraction']}`, limit of the angle: {settings['max_angle']}). What Pre-Norm does differently "
-            "for tokens whose stream is longer or shorter than the median is lost. Step sizes, angles and the command's "
-            f"settings are in `{RECORD}`.",
+            "for tokens whose stream is longer or shorter than the median is lost. Step sizes, angles and the "
+            f"command's settings are in `{RECORD}`.",
             "",
         ]
     lines += [
@@ -153,8 +160,8 @@ def _readme(record: dict[str, Any], out: Path) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{out}")',
         "```",
         "",
-        "Any trainer trains it like the model that it came from. Gains, biases and step sizes should have no weight decay "
-        "(`geonorm.training.parameter_groups` sorts them). Begin with a warm-up: the first steps mend most. "
+        "Any trainer trains it like the model that it came from. Gains, biases and step sizes should have no weight "
+        "decay (`geonorm.training.parameter_groups` sorts them). Begin with a warm-up: the first steps mend most. "
         "`geonorm inspect`, `eval` and `generate` take the folder as it is.",
         "",
     ]

@@ -36,7 +36,8 @@ def evaluate_tasks(
         model: a decoder with a language-model head, stock or rewired.
         tokenizer: its tokenizer.
         tasks: names, patterns such as ``mmlu_*``, or YAML files.
-        include_path: folders with task files of your own; a relative ``data_files`` in them starts at the current folder.
+        include_path: folders with task files of your own; a relative ``data_files`` in them starts at the current
+            folder.
         limit: examples of each task, or, below 1, their share; None for all.
         num_fewshot: solved examples before each question; None for what the task says.
         batch: requests at a time.
@@ -62,8 +63,8 @@ def evaluate_tasks(
         loaded = manager.load(list(tasks))
     except Exception as error:
         raise UserError(
-            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {one_line(error)}); their data must "
-            "be in the local cache or on the network, and task files must be valid"
+            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {one_line(error)}); their data "
+            "must be in the local cache or on the network, and task files must be valid"
         ) from error
     # Loading is done; doing it twice would read all data twice.
     manager.load = lambda *args, **options: loaded  # type: ignore[method-assign]
