@@ -42,9 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exponential, sequential, max_angle pi/2": {"retraction": "exponential", "max_angle": math.pi / 2},
     "exponential, sequential, max_angle pi/4": {"retraction": "exponential", "max_angle": math.pi / 4},
 }
-CALIBRATION_WINDOWS, CALIBRATION_LENGTH = 8, 256
-HELD_OUT_WINDOWS, LENGTH = 24, 128
-TRAIN_CHARACTERS = 2_000_000
+CALIBRATION_WINDOWS, HELD_OUT_WINDOWS, LENGTH = 8, 16, 128
+TRAIN_CHARACTERS_A_DOCUMENT = 6_000
 
 Model = Annotated[str, tyro.conf.Positional]
 Texts = tuple[Path, ...]
@@ -56,7 +55,7 @@ def calibrate(model: Model, text: Texts, out: Path) -> None:
     stock, tokenizer = load_model(model, dtype="float32")
     source = FileSource(text)
     split = split_source(source)
-    ids = windows_of_side(source, split, TRAIN, tokenizer, num_windows=CALIBRATION_WINDOWS, length=CALIBRATION_LENGTH)
+    ids = windows_of_side(source, split, TRAIN, tokenizer, num_windows=CALIBRATION_WINDOWS, length=LENGTH)
     held = _held_out(source, split, tokenizer)
     result: dict[str, Any] = {
         "model": Path(model).name,
@@ -92,13 +91,13 @@ def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, 
     held = _held_out(source, split, tokenizer)
     settings = TrainSettings(
         steps=steps,
-        batch=4,
+        batch=2,
         length=LENGTH,
         lr=lr,
         warmup=10,
         precision="bf16",
         log_every=1,
-        eval_every=25,
+        eval_every=50,
         eval_windows=HELD_OUT_WINDOWS,
         layers_every=steps,
     )
@@ -154,11 +153,11 @@ def _bytes(model: Any, tokenizer: Any) -> Any:
 
 
 def _some(source: FileSource, split: Any) -> Any:
-    """Whole documents of the training side, up to so many characters of each, so that every document has a part."""
+    """The beginning of every document of the training side."""
     for text in usable(source):
         for side, part in split.parts(text):
             if side == TRAIN:
-                yield part[: TRAIN_CHARACTERS // 100]
+                yield part[:TRAIN_CHARACTERS_A_DOCUMENT]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from geonorm.errors import UserError, check_count
 
 VAL_FRACTION = 0.1
 
+# More than a token takes on average in any text.
+_CHARACTERS_A_TOKEN = 16
+
 
 def split_source(source: Source) -> Split:
     """Decide by document which text is held out; see :mod:`geonorm.data.split`."""
@@ -46,21 +49,26 @@ def windows_of_side(
     """
     check_count("num_windows", num_windows)
     check_count("length", length, 2)
-    # More characters than any window takes: no tokenizer in use has 16 a token on prose, and short text is used whole.
-    most = 16 * length * num_windows
-    documents: list[list[list[int]]] = []
+    parts: list[str] = []
     for text in usable(source):
         for where, part in split.parts(text):
-            if where != side or len(documents) == num_windows:
-                continue
-            ids = tokenizer(part[:most], add_special_tokens=False, verbose=False)["input_ids"]
-            documents.append([ids[at : at + length] for at in range(0, len(ids) - length + 1, length)])
-    deepest = max(map(len, documents), default=0)
-    rows = [document[turn] for turn in range(deepest) for document in documents if turn < len(document)]
-    if len(rows) < num_windows:
-        name = {TRAIN: "calibrate on", VAL: "hold out"}[side]
-        raise UserError(
-            f"the text has {len(rows)} windows of {length} tokens to {name}, but {num_windows} are needed; give more "
-            "text, or ask for fewer or shorter windows"
-        )
-    return torch.tensor(rows[:num_windows])
+            if where == side and len(parts) < num_windows:
+                parts.append(part[: _CHARACTERS_A_TOKEN * length * num_windows])
+    # What each document has to give if all give alike, and all that is needed where some are too short for that.
+    for share in (-(-num_windows // max(1, len(parts))), num_windows):
+        most = _CHARACTERS_A_TOKEN * length * share
+        documents = [_windows(tokenizer, part[:most], length) for part in parts]
+        deepest = max(map(len, documents), default=0)
+        rows = [document[turn] for turn in range(deepest) for document in documents if turn < len(document)]
+        if len(rows) >= num_windows:
+            return torch.tensor(rows[:num_windows])
+    name = {TRAIN: "calibrate on", VAL: "hold out"}[side]
+    raise UserError(
+        f"the text has {len(rows)} windows of {length} tokens to {name}, but {num_windows} are needed; give more text, "
+        "or ask for fewer or shorter windows"
+    )
+
+
+def _windows(tokenizer: Any, text: str, length: int) -> list[list[int]]:
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import importlib.util
@@ -54,18 +55,8 @@ def evaluate_tasks(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=[str(path) for path in include_path] or None)
-    for task in tasks:
-        _check_known(task, manager.all_tasks)
-    try:
-        loaded = manager.load(list(tasks))
-    except Exception as error:
-        raise UserError(
-            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {one_line(error)}); their data "
-            "must be in the local cache or on the network, and task files must be valid"
-        ) from error
+    manager, loaded = _load(tasks, include_path)
     # Loading is done; doing it twice would read all data twice.
     manager.load = lambda *args, **options: loaded  # type: ignore[method-assign]
     results = simple_evaluate(
@@ -96,6 +87,28 @@ def _check(
             raise UserError(f"`include_path`: no such folder: {path}")
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("running tasks needs the package lm-eval; run pip install 'geonorm[eval]'")
+
+
+def _load(tasks: Sequence[str], include_path: Sequence[Path]) -> tuple[Any, Any]:
+    from lm_eval.tasks import TaskManager
+
+    own = [str(path) for path in include_path]
+    if own:
+        # Looking through the thousands of stock task files takes seconds, and own tasks seldom need them.
+        manager = TaskManager(include_path=own, include_defaults=False)
+        if all(task in manager.all_tasks for task in tasks):
+            with contextlib.suppress(Exception):
+                return manager, manager.load(list(tasks))
+    manager = TaskManager(include_path=own or None)
+    for task in tasks:
+        _check_known(task, manager.all_tasks)
+    try:
+        return manager, manager.load(list(tasks))
+    except Exception as error:
+        raise UserError(
+            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {one_line(error)}); their data "
+            "must be in the local cache or on the network, and task files must be valid"
+        ) from error
 
 
 def _check_known(task: str, known: Sequence[str]) -> None:
