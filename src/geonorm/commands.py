@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from geonorm.experiments.config import CompareConfig
+from geonorm.inspection.config import InspectConfig
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -44,6 +45,14 @@ def report(out: Path) -> int:
     return 0
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def inspect_models(config: InspectConfig) -> int:
+    """Run text through trained models and show what every sub-layer does to the residual stream."""
+    from geonorm.report.inspection.show import inspect_and_report
+
+    return inspect_and_report(config)
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -55,4 +64,4 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "report": report, "placements": placements}
+COMMANDS = {"compare": compare, "report": report, "inspect": inspect_models, "placements": placements}
