@@ -8,6 +8,7 @@ if find_spec("transformers") is None:
 from geonorm.models.adapter import Adapter, register, supported_families
 from geonorm.models.families import llama
 from geonorm.models.init import InitRow, init_report, init_weights
+from geonorm.models.load import load_model
 from geonorm.models.rewiring import base_model, blocks, rewire
 
 for _family in (llama,):
@@ -20,6 +21,7 @@ __all__ = [
     "blocks",
     "init_report",
     "init_weights",
+    "load_model",
     "rewire",
     "supported_families",
 ]
