@@ -32,7 +32,9 @@ def make_figures(results: dict[str, Any]) -> list[Block]:
 
 
 def _angle(models: list[dict[str, Any]]) -> Block:
-    panels = _panels(models, "angle", "Angle of each step, degrees", "angle", scale=180 / math.pi, laws=len(models) == 1)
+    panels = _panels(
+        models, "angle", "Angle of each step, degrees", "angle", scale=180 / math.pi, laws=len(models) == 1
+    )
     caption = (
         "Angle by which one sub-layer turns the residual stream: median over tokens, band from the lower to the upper "
         "quartile."
@@ -85,7 +87,9 @@ def _gradient(models: list[dict[str, Any]]) -> Block | None:
     for index, model in enumerate(models):
         if model["gradient_norms"]:
             values = np.array(model["gradient_norms"], dtype=float)
-            lines.append(Line(model["name"], _look(index), Curve(np.arange(1, len(values) + 1), values, values, values)))
+            lines.append(
+                Line(model["name"], _look(index), Curve(np.arange(1, len(values) + 1), values, values, values))
+            )
     heading = "Gradient norm by layer"
     drawn = _panel(heading, lines, "gradient", np.concatenate([line.curve.y for line in lines]), log=True)
     caption = (

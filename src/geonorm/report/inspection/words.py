@@ -146,7 +146,9 @@ def _doubts(model: dict[str, Any], results: dict[str, Any], *, alone: bool) -> l
         doubts.append(f"Only {tokens['counted']} tokens{of} were counted; quartiles of so few are rough.")
     unusable = sum(model["laws"][series]["all"]["num_left_out"] for series in ("attention", "mlp"))
     if unusable:
-        doubts.append(f"{counted(unusable, 'sub-layer')}{of} did not turn the stream; no law can hold an angle of zero.")
+        doubts.append(
+            f"{counted(unusable, 'sub-layer')}{of} did not turn the stream; no law can hold an angle of zero."
+        )
     return doubts
 
 
