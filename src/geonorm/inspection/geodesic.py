@@ -1,7 +1,8 @@
 """Any model as a walk on the sphere: a direction, and the radius carried beside it.
 
 The stream ``x = rho n`` is held as its direction n, a row of RMS 1, and its RMS rho. No sum ``x + u`` is formed: a
-sub-layer's output u turns n along a great circle and changes rho. ``docs/unification.md`` derives it for every placement.
+sub-layer's output u turns n along a great circle and changes rho. ``docs/unification.md`` derives it for every
+placement.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Polar:
     Attributes:
         direction: n, ``[..., d]``, RMS 1; a zero row where the stream is zero.
         radius: rho, ``[..., 1]``, the RMS of the stream.
-        read: the stream that the next sub-layer reads where that is not this one: the MLP of a parallel layer reads what
-            the attention read.
+        read: the stream that the next sub-layer reads where that is not this one: the MLP of a parallel layer reads
+            what the attention read.
     """
 
     direction: Tensor
@@ -69,8 +70,8 @@ def geodesic_form(model: nn.Module) -> nn.Module:
 
     The result shares the weights of ``model``, which stays as it is, and can be called, cached and generated from like
     it. Of the blocks' arithmetic on the stream nothing is kept: norms are read off the direction, with their eps
-    divided by the squared radius; steps are turns along great circles; the last norm reads direction and radius. It is for
-    measuring and for checking the theory, in evaluation mode; it is slower than the model and not meant for training.
+    divided by the squared radius; steps are turns along great circles; the last norm reads direction and radius. It
+    is for measuring and for checking the theory, in evaluation mode; it is slower and not meant for training.
 
     Args:
         model: a stock or rewired decoder of a supported family, weights in float32 or float64.

@@ -87,14 +87,13 @@ def _gradient(models: list[dict[str, Any]]) -> Block | None:
     for index, model in enumerate(models):
         if model["gradient_norms"]:
             values = np.array(model["gradient_norms"], dtype=float)
-            lines.append(
-                Line(model["name"], _look(index), Curve(np.arange(1, len(values) + 1), values, values, values))
-            )
-    heading = "Gradient norm by layer"
+            name = model["name"] if len(models) > 1 else "blocks"
+            lines.append(Line(name, _look(index), Curve(np.arange(1, len(values) + 1), values, values, values)))
+    heading = "Norm of the gradient"
     drawn = _panel(heading, lines, "gradient", np.concatenate([line.curve.y for line in lines]), log=True)
     caption = (
-        "Norm of the gradient of each block's parameters for the mean loss on this text. A line that falls to the right "
-        "means that the lower layers get the larger gradients."
+        "Norm of the gradient of each block's parameters for the mean loss on this text. A line that falls to the "
+        "right means that the lower layers get the larger gradients."
     )
     return Block("gradient", [drawn], caption)
 

@@ -91,8 +91,7 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
         )
         facts.append((term, shape))
     facts.append(("Text", text_words(results)))
-    for model in models if len({token_words(model) for model in models}) > 1 else models[:1]:
-        facts.append(("Tokens", token_words(model)))
+    facts += [("Tokens", words) for words in dict.fromkeys(map(token_words, models))]
     losses = [f"{model['loss']:.3f}" for model in models if model["loss"] is not None]
     if losses:
         facts.append(("Loss on it", f"{', '.join(losses)} nats per token"))

@@ -18,18 +18,22 @@ def inspect_and_report(config: InspectConfig) -> int:
         UserError: what :func:`geonorm.inspection.run.run` raises.
     """
     console = Console()
-    plain = {"markup": False, "highlight": False, "soft_wrap": True}
+
+    def say(text: str, style: str | None = None) -> None:
+        # Names and paths are the user's: no markup in them, and no line break that a copy would keep.
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
     results = run(config, console)
     page = write_inspection(config.out, results)
     for table in inspection_tables(results):
         console.print(table)
     found = describe_inspection(results)
-    console.print(f"{found.headline}.", style="bold", **plain)
+    say(f"{found.headline}.", "bold")
     for sentence in found.sentences:
-        console.print(sentence, **plain)
-    console.print(f"text: {text_words(results)}", style="dim", **plain)
+        say(sentence)
+    say(f"text: {text_words(results)}", "dim")
     for doubt in found.doubts:
-        console.print(doubt, style="dim", **plain)
-    console.print(f"numbers: {config.out / RESULTS}", **plain)
-    console.print(f"report: {page}", **plain)
+        say(doubt, "dim")
+    say(f"numbers: {config.out / RESULTS}")
+    say(f"report: {page}")
     return 0

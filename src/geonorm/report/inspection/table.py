@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -12,8 +13,8 @@ from geonorm.report.format import MISSING
 from geonorm.report.inspection.words import PART_NAMES, SERIES_NAMES, degrees, size, token_words
 
 
-def inspection_tables(results: dict[str, Any]) -> list[Table]:
-    """Two tables a model: its sub-layers, and the laws of decay fitted to its angles.
+def inspection_tables(results: dict[str, Any]) -> list[Group]:
+    """Two tables a model, each with a note: its sub-layers, and the laws of decay fitted to its angles.
 
     Args:
         results: the content of ``inspection.json``.
@@ -21,7 +22,7 @@ def inspection_tables(results: dict[str, Any]) -> list[Table]:
     return [table for model in results["models"] for table in (_sublayers(model), _laws(model))]
 
 
-def _sublayers(model: dict[str, Any]) -> Table:
+def _sublayers(model: dict[str, Any]) -> Group:
     gradients = model["gradient_norms"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, title_justify="left")
     table.title = Text(f"{model['name']} ({model['class']}, {model['placement_label']})", style="bold")
@@ -45,14 +46,14 @@ def _sublayers(model: dict[str, Any]) -> Table:
         table.add_row(*map(Text, cells))
     loss = "" if model["loss"] is None else f"; loss {model['loss']:.3f} nats/token"
     skipped = model["tokens"]["skip_first"]
-    table.caption = Text(
-        f"medians over {model['tokens']['counted']} tokens; lengths are RMS, angles in degrees;\nalpha: step size that "
+    note = (
+        f"medians over {model['tokens']['counted']} tokens; lengths are RMS, angles in degrees; alpha: step size that "
         f"geonorm needs for the same angle; {token_words(model)}; the first {skipped} of each left out{loss}"
     )
-    return table
+    return Group(table, Text(note, style="dim"))
 
 
-def _laws(model: dict[str, Any]) -> Table:
+def _laws(model: dict[str, Any]) -> Group:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     headings = ("angles of", "blocks", "none", "1/k", "1/sqrt(k)", "linear", "power", "exponent")
     for heading in headings:
@@ -60,15 +61,15 @@ def _laws(model: dict[str, Any]) -> Table:
     for row in law_rows(model):
         errors = [Text(error, style="bold" if best else "") for error, best in row["errors"]]
         table.add_row(Text(row["series"]), Text(row["key"]), *errors, Text(row["exponent"]))
-    table.caption = Text(
-        "typical error of each fitted law on a layer left out of its fit, bold is best;\nk: layer; power: k^-exponent; "
+    note = (
+        "typical error of each fitted law on a layer left out of its fit, bold is best; k: layer; power: k^-exponent; "
         "inner: without the first and the last block"
     )
-    return table
+    return Group(table, Text(note, style="dim"))
 
 
 def law_rows(model: dict[str, Any]) -> list[dict[str, Any]]:
-    """The laws of one model, written out: ``series``, ``part`` and its ``key``, ``errors`` (text, is best), ``exponent``."""
+    """The laws of one model, written out: ``series``, ``part``, its ``key``, ``errors`` (text, best?), ``exponent``."""
     rows = []
     for series, parts in model["laws"].items():
         for part, fits in parts.items():

@@ -94,8 +94,8 @@ def _headline(model: dict[str, Any]) -> str:
     middle = _typical_angle(model)
     found = law_words(fits)
     if best_fit(fits)["law"] == "none":
-        return f"Between its first and last block, {model['name']} turns the stream by {middle}° a step at every depth"
-    return f"Between its first and last block, the steps of {model['name']} are {found}, around {middle}°"
+        return f"{model['name']} shows no decay: between its first and last block a step turns the stream by {middle}°"
+    return f"Between first and last block, the steps of {model['name']} turn the stream by about {middle}°, {found}"
 
 
 def _typical_angle(model: dict[str, Any]) -> str:
@@ -108,12 +108,15 @@ def _sentences(model: dict[str, Any], *, alone: bool) -> list[str]:
     name = "" if alone else f"{model['name']}: "
     first, last = rows[0], rows[-1]
     start, end = first["radius"]["median"], model["radius_end"]["median"]
-    ends = [f"{SERIES_NAMES[row['sublayer']]} {degrees(row['angle']['median'], 0)}°" for row in (*rows[:2], *rows[-2:])]
-    angles = f"{ends[0]} and {ends[1]} in the first block, {ends[2]} and {ends[3]} in the last"
+    ends = [f"{degrees(row['angle']['median'], 0)}°" for row in (*rows[:2], *rows[-2:])]
+    angles = (
+        f"attention turns the stream by {ends[0]} and the MLP by {ends[1]} in the first block, by {ends[2]} and "
+        f"{ends[3]} in the last"
+    )
     if not alone:
         laws = f"between them {law_words(model['laws']['both']['inner'])}"
         return [f"{name}{angles}, {laws}; radius {size(start)} to {size(end)}."]
-    turns = f"The stream turns by {angles} (medians over {grouped(model['tokens']['counted'])} tokens)."
+    turns = f"{angles[0].upper()}{angles[1:]} (medians over {grouped(model['tokens']['counted'])} tokens)."
     if math.isclose(start, end, rel_tol=1e-3):
         radius = f"Its radius stays at {size(start)}."
     else:
