@@ -36,7 +36,7 @@ class Published:
     """What the literature says about one placement.
 
     ``gains`` are those of the norms, by slot. ``angle`` is the angle from x to the next stream where all gains are 1.
-    ``unit_entry``: whether the stream starts at RMS 1 by default.
+    ``unit_entry``: whether the stream starts at RMS 1 by default. ``stream``: what the MLP's connection is given for x.
     """
 
     reads: Callable
@@ -45,6 +45,7 @@ class Published:
     unit_entry: bool
     final_norm: bool
     gains_at_init: dict[str, tuple[str, float]]
+    stream: Callable = lambda x: x
 
 
 SITE = Site(2, "mlp", 12)
@@ -93,6 +94,24 @@ TABLE = {
         unit_entry=True,
         final_norm=True,
         gains_at_init=PLAIN,
+    ),
+    "output": Published(
+        reads=lambda x, gains: x,
+        update=lambda x, u, gains: x + rms(u, gains["output"]),
+        angle=lambda x, u: torch.atan2(split(x, rms(u))[1], split(x, rms(u))[0] + split(x, rms(u))[2]),
+        unit_entry=True,
+        final_norm=True,
+        gains_at_init=PLAIN,
+    ),
+    # The attention of the same layer has returned x/2, which the MLP does not read.
+    "parallel": Published(
+        reads=lambda x, gains: rms(x, gains["input"]),
+        update=lambda x, u, gains: 1.5 * x + u,
+        angle=lambda x, u: torch.atan2(split(x, u)[1], 1.5 * split(x, u)[0] + split(x, u)[2]),
+        unit_entry=False,
+        final_norm=True,
+        gains_at_init={**PLAIN, **dict.fromkeys(WRITES, ("normal", 0.263523))},
+        stream=lambda x: (x, x / 2),
     ),
 }
 NAMES = placements.available()

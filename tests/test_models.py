@@ -230,9 +230,9 @@ def test_rewiring_twice():
 
 
 def test_unsupported_model_lists_what_is_supported():
-    with pytest.raises(UserError, match="cannot rewire a Linear; supported families: llama"):
+    with pytest.raises(UserError, match=r"cannot rewire a Linear; take a decoder of a supported family \(.*llama"):
         rewire(torch.nn.Linear(2, 2), "pre")
-    assert supported_families() == ["llama"]
+    assert "llama" in supported_families()
 
 
 def test_failed_rewire_leaves_the_model_as_it_was(ids):

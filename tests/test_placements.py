@@ -15,7 +15,7 @@ from torch import nn
 
 from geonorm import geometry, placements
 from geonorm.placements import Placement, Wiring, create, unit_rms
-from placement_table import NAMES, TABLE, Recorder, every_placement, split, wired
+from placement_table import NAMES, TABLE, Recorder, every_placement, rms, split, wired
 from tolerances import EPS, SAME_64, step_bound, worst
 
 INFRASTRUCTURE = {"base", "registry", "wiring"}
@@ -68,7 +68,7 @@ def test_update_formula(name, dtype):
     connection = wired(name, dim, dtype, gains)
     x, sublayer = unit_rms(torch.randn(4, 9, dim)).to(dtype), Recorder(torch.randn(4, 9, dim).to(dtype))
     with torch.no_grad():
-        y = connection(x, sublayer)
+        y = connection(TABLE[name].stream(x), sublayer)
     wide = {slot: gain.double() for slot, gain in gains.items()}
     assert (y.dtype, y.shape) == (dtype, x.shape)
     # bfloat16 rounds between the operations of the composed placements: a few roundings of the largest entry.
@@ -89,6 +89,18 @@ def test_pre_norm_is_the_stock_wiring_bit_for_bit():
         assert create("pre").enter(x) is x
 
 
+def test_parallel_sub_layers_read_the_same_rows_and_the_point_is_their_sum():
+    placement, wiring = create("parallel"), Wiring("parallel", 16, 2).double()
+    x, attention, mlp = torch.randn(3, 16).double(), Recorder(torch.randn(3, 16).double()), nn.Linear(16, 16).double()
+    between = wiring.connections[2](x, attention)
+    assert torch.equal(placement.point(x), x)
+    assert torch.equal(placement.point(between), x + attention.output)
+    after = wiring.connections[3](between, mlp)
+    assert worst(attention.read, rms(x)) <= SAME_64
+    assert worst(after, x + attention.output + mlp(rms(x))) <= SAME_64
+    assert placement.point(after) is after
+
+
 @every_placement
 def test_the_plane_view(name):
     dim = 24
@@ -96,7 +108,7 @@ def test_the_plane_view(name):
     # Angles stay below pi/4 for most rows and above it for some, so that geonorm's limit is met on both sides.
     x = unit_rms(torch.randn(200, dim, dtype=torch.float64))
     u = torch.randn(200, dim, dtype=torch.float64) * torch.logspace(-1, 0.7, 200)[:, None]
-    y = connection(x, Recorder(u))
+    y = connection(TABLE[name].stream(x), Recorder(u))
     basis = torch.linalg.qr(torch.stack([x, u], -1)).Q
     outside = y - (basis @ (basis.mT @ y.unsqueeze(-1))).squeeze(-1)
     assert worst(outside, torch.zeros_like(y)) <= SAME_64

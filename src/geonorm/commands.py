@@ -9,6 +9,7 @@ import tyro
 from geonorm.conversion.config import ConvertConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
+from geonorm.inspection.config import InspectConfig
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -77,6 +78,14 @@ def convert(config: ConvertConfig) -> int:
     return 0
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def inspect_models(config: InspectConfig) -> int:
+    """Run text through trained models and show what every sub-layer does to the residual stream."""
+    from geonorm.report.inspection.show import inspect_and_report
+
+    return inspect_and_report(config)
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -91,6 +100,7 @@ def placements() -> int:
 COMMANDS = {
     "compare": compare,
     "report": report,
+    "inspect": inspect_models,
     "placements": placements,
     "eval": evaluate,
     "generate": generate,

@@ -276,8 +276,8 @@ def exp(x: Tensor, v: Tensor) -> Tensor:
 def rotate(x: Tensor, v: Tensor, theta: Tensor, radius: float) -> Tensor:
     """Turn x by the angle theta along the great circle towards v, and land at length ``radius``.
 
-    ``radius (cos(theta) x/|x| + sin(theta) v/|v|)``: unlike :func:`retract`, the angle is given and the length of v does
-    not matter, so that a step can be carried out whose angle was computed by another rule.
+    ``radius (cos(theta) x/|x| + sin(theta) v/|v|)``: unlike :func:`retract`, the angle is given and the length of v
+    does not matter, so that a step can be carried out whose angle was computed by another rule.
 
     Args:
         x: points, ``[..., d]``; a zero row has no direction and contributes none.

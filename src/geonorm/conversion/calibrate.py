@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from geonorm import geometry
 from geonorm.errors import UserError, unknown
-from geonorm.inspection.probe import Move, watched
+from geonorm.inspection import Move, watched
 from geonorm.models import base_model, blocks
 from geonorm.models.blocks import connection_name
 from geonorm.placements import Site

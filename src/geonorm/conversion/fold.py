@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import UserError
-from geonorm.inspection.probe import Move, watched
+from geonorm.inspection import Move, watched
 from geonorm.models import blocks
 from geonorm.placements import Site, unit_rms
 

@@ -153,7 +153,7 @@ def _readme(record: dict[str, Any], out: Path) -> str:
         ]
     lines += [
         "```python",
-        "import geonorm.models  # registers the classes",
+        "import geonorm  # makes the class known to transformers",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f'model = AutoModelForCausalLM.from_pretrained("{out}")',

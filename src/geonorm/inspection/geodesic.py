@@ -1,14 +1,15 @@
 """Any model as a walk on the sphere: a direction, and the radius carried beside it.
 
 The stream ``x = rho n`` is held as its direction n, a row of RMS 1, and its RMS rho. No sum ``x + u`` is formed: a
-sub-layer's output u turns n along a great circle and changes rho. ``docs/unification.md`` derives it for every placement.
+sub-layer's output u turns n along a great circle and changes rho. ``docs/unification.md`` derives it for every
+placement.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +18,26 @@ from geonorm import geometry
 from geonorm.errors import UserError
 from geonorm.inspection.measure import as_rewired
 from geonorm.models import base_model, blocks
-from geonorm.models.adapter import adapter_for
 from geonorm.models.blocks import connection_name
+from geonorm.models.registry import adapter_for
 from geonorm.placements import Connection, Placement, unit_rms
 from geonorm.placements.base import SUBLAYERS, Norms, Sublayer
 from geonorm.placements.geonorm import SphereConnection
+from geonorm.placements.output import OutputConnection
+from geonorm.placements.parallel import ParallelAttention, ParallelMLP
 from geonorm.placements.post import ScaledPostConnection
 from geonorm.placements.pre import PreConnection
 from geonorm.placements.sandwich import SandwichConnection
 
 # Connections whose plane step is "turn by atan2(across, weight |x| + along)"; what differs is which norms they have.
-ADDITIVE = (PreConnection, SandwichConnection, ScaledPostConnection)
+ADDITIVE = (
+    PreConnection,
+    SandwichConnection,
+    OutputConnection,
+    ParallelAttention,
+    ParallelMLP,
+    ScaledPostConnection,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +47,13 @@ class Polar:
     Attributes:
         direction: n, ``[..., d]``, RMS 1; a zero row where the stream is zero.
         radius: rho, ``[..., 1]``, the RMS of the stream.
+        read: the stream that the next sub-layer reads where that is not this one: the MLP of a parallel layer reads
+            what the attention read.
     """
 
     direction: Tensor
     radius: Tensor
+    read: Polar | None = None
 
     @staticmethod
     def of(x: Tensor) -> Polar:
@@ -56,9 +69,9 @@ def geodesic_form(model: nn.Module) -> nn.Module:
     """Return a model that computes the same function with every step taken on the sphere.
 
     The result shares the weights of ``model``, which stays as it is, and can be called, cached and generated from like
-    it. Of the blocks' arithmetic on the stream nothing is kept: norms are read off the direction, with their eps divided
-    by the squared radius; steps are turns along great circles; the last norm reads direction and radius. It is for
-    measuring and for checking the theory, in evaluation mode; it is slower than the model and not meant for training.
+    it. Of the blocks' arithmetic on the stream nothing is kept: norms are read off the direction, with their eps
+    divided by the squared radius; steps are turns along great circles; the last norm reads direction and radius. It
+    is for measuring and for checking the theory, in evaluation mode; it is slower and not meant for training.
 
     Args:
         model: a stock or rewired decoder of a supported family, weights in float32 or float64.
@@ -75,16 +88,16 @@ def geodesic_form(model: nn.Module) -> nn.Module:
     dtype = next(view.parameters()).dtype
     if dtype not in (torch.float32, torch.float64):
         raise UserError(f"the geodesic form works in float32 or float64, the model is in {dtype}; call .float() first")
-    layers: list[Any] = blocks(view)
+    adapter, layers = adapter_for(view), cast(Any, blocks(view))
     placement = _Geodesic(layers[0].placement)
     for block in layers:
         block.placement = placement
         for sublayer in SUBLAYERS:
             name = connection_name(sublayer)
-            block.add_module(name, _geodesic(block.get_submodule(name)))
+            block.add_module(name, _geodesic(block.get_submodule(name), adapter.unit_gain))
     if placement.final_norm:
-        inner, name = base_model(view), adapter_for(view).final_norm
-        setattr(inner, name, _FinalNorm(getattr(inner, name)))
+        inner, name = base_model(view), adapter.final_norm
+        setattr(inner, name, _FinalNorm(getattr(inner, name), adapter.unit_gain))
     return view
 
 
@@ -119,17 +132,17 @@ class GeodesicConnection(Connection):
         angle: turned by the latest forward pass, radians, ``[...]``; None before it.
     """
 
-    def __init__(self, base: Connection) -> None:
+    def __init__(self, base: Connection, unit_gain: float) -> None:
         super().__init__()
         self.base = base
+        self.unit_gain = unit_gain
         self.angle: Tensor | None = None
 
     def forward(self, stream: Polar, sublayer: Sublayer, norms: Norms) -> Polar:
         """Turn the direction and change the radius as the sub-layer asks for."""
-        if "input" in norms:
-            update = sublayer(norm_of_direction(norms["input"], stream))
-        else:
-            update = sublayer(stream.point())
+        read = stream.read or stream
+        reads = norm_of_direction(norms["input"], read, self.unit_gain) if "input" in norms else read.point()
+        update = sublayer(reads)
         if "output" in norms:
             update = norms["output"](update)
         theta, radius = self._turn(stream, update)
@@ -140,9 +153,9 @@ class GeodesicConnection(Connection):
             theta,
             math.sqrt(update.shape[-1]),
         )
-        moved = Polar(direction, radius)
+        moved = Polar(direction, radius, stream if isinstance(self.base, ParallelAttention) else None)
         # A norm on the stream reads the landing point; its gain turns the row once more and sets the next radius.
-        return Polar.of(norm_of_direction(norms["stream"], moved)) if "stream" in norms else moved
+        return Polar.of(norm_of_direction(norms["stream"], moved, self.unit_gain)) if "stream" in norms else moved
 
     def _turn(self, stream: Polar, update: Tensor) -> tuple[Tensor, Tensor]:
         """The angle and the new radius, both ``[..., 1]``."""
@@ -159,9 +172,9 @@ class GeodesicConnection(Connection):
         return self.base.alpha if isinstance(self.base, ScaledPostConnection) else 1.0
 
 
-def _geodesic(connection: nn.Module) -> GeodesicConnection:
+def _geodesic(connection: nn.Module, unit_gain: float) -> GeodesicConnection:
     if isinstance(connection, (*ADDITIVE, SphereConnection)):
-        return GeodesicConnection(connection)
+        return GeodesicConnection(connection, unit_gain)
     raise UserError(f"the geodesic form of a {type(connection).__name__} is not known; see docs/unification.md")
 
 
@@ -178,19 +191,25 @@ def _sphere_angle(connection: SphereConnection, update: Tensor, across: Tensor) 
 class _FinalNorm(nn.Module):
     """The model's own last norm, reading a polar stream."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, unit_gain: float) -> None:
         super().__init__()
         self.norm = norm
+        self.unit_gain = unit_gain
 
     def forward(self, stream: Polar) -> Tensor:
-        return norm_of_direction(self.norm, stream)
+        return norm_of_direction(self.norm, stream, self.unit_gain)
 
 
-def norm_of_direction(norm: Any, stream: Polar) -> Tensor:
+def norm_of_direction(norm: Any, stream: Polar, unit_gain: float = 1.0) -> Tensor:
     """What a norm returns for ``rho n``, computed from n and rho: its eps becomes ``eps / rho^2``.
 
     ``RMSNorm(rho n) = g n / sqrt(mean(n^2) + eps/rho^2)`` and, since the mean and the variance scale along,
     ``LayerNorm(rho n) = g (n - mean n) / sqrt(var n + eps/rho^2) + b``. A zero stream gives 0, or b.
+
+    Args:
+        norm: an RMSNorm of torch or transformers, or a LayerNorm.
+        stream: rho and n.
+        unit_gain: weight at which the gain g is 1; 0 where a family stores the difference from 1.
 
     Raises:
         UserError: a norm of neither kind.
@@ -202,11 +221,7 @@ def norm_of_direction(norm: Any, stream: Polar) -> Tensor:
     if isinstance(norm, nn.LayerNorm):
         unit = unit if norm.weight is None else unit * norm.weight
         return unit if norm.bias is None else unit + norm.bias
-    weight = norm.weight
-    if weight is None:
-        return unit
-    # Gemma keeps the distance of its gains from 1, so that weight decay pulls them there.
-    return unit * (1 + weight if type(norm).__name__.startswith("Gemma") else weight)
+    return unit if norm.weight is None else unit * (norm.weight + (1 - unit_gain))
 
 
 def _eps(norm: Any, dtype: torch.dtype) -> float:

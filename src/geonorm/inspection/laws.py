@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -26,8 +27,8 @@ class LawFit:
         exponent: p of the power law (negative where values grow with depth), else None.
         exponent_error: its standard error, else None.
         error: typical relative error of the fit: ``exp(rms of log residuals) - 1``.
-        held_out: the same over points that were left out of the fit in turn. A law with more freedom fits its own points
-            better; here it does so only if it foresees the others better too.
+        held_out: the same over points that were left out of the fit in turn. A law with more freedom fits its own
+            points better; here it does so only if it foresees the others better too.
     """
 
     law: str
@@ -98,7 +99,7 @@ def _factor(law: str, exponent: float | None, layer: float, num_layers: int) -> 
 def _fit(law: str, k: np.ndarray, logs: np.ndarray, num_layers: int) -> LawFit:
     count = len(k)
     if law == POWER:
-        line = stats.linregress(np.log(k), logs)
+        line: Any = stats.linregress(np.log(k), logs)
         exponent, deviation = float(-line.slope), float(line.stderr)
         residuals = logs - (line.intercept + line.slope * np.log(k))
         distance = np.log(k) - np.log(k).mean()

@@ -16,8 +16,8 @@ from geonorm import geometry
 from geonorm.errors import UserError, check_count
 from geonorm.inspection.laws import LawFits, fit_laws
 from geonorm.inspection.probe import Move, block_norms, watched
-from geonorm.models import rewire
-from geonorm.models.adapter import adapter_for, config_placement
+from geonorm.models import current_placement, rewire, stock_placement
+from geonorm.models.registry import adapter_for
 from geonorm.placements import Placement, Site
 from geonorm.placements.base import SUBLAYERS
 
@@ -115,8 +115,8 @@ def as_rewired(model: nn.Module) -> nn.Module:
     adapter = adapter_for(model)
     weights = [*model.parameters(), *model.buffers()]
     view = copy.deepcopy(model, {id(weight): weight for weight in weights})
-    if type(view.config) is not adapter.rewired["config"]:
-        rewire(view, "pre")
+    if type(view.config) is not adapter.rewired.config:
+        rewire(view, stock_placement(model))
     return view.eval()
 
 
@@ -143,7 +143,7 @@ def inspect_model(
     view = as_rewired(model)
     config: Any = view.config
     _check_windows(windows, skip_first, config.vocab_size)
-    has_head = type(view) is adapter_for(view).rewired["causal_lm"]
+    has_head = type(view) is adapter_for(view).rewired.causal_lm
     weights = [parameter for parameter in view.parameters() if parameter.requires_grad]
     if gradients and not has_head:
         raise UserError(f"`gradients` needs a loss, and a {type(model).__name__} has no language-model head")
@@ -169,7 +169,7 @@ def inspect_model(
     rows = tally.rows()
     return Inspection(
         family=adapter_for(view).family,
-        placement=config_placement(config),
+        placement=current_placement(view),
         num_layers=config.num_hidden_layers,
         width=config.hidden_size,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),

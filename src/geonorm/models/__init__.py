@@ -5,23 +5,27 @@ from importlib.util import find_spec
 if find_spec("transformers") is None:
     raise ModuleNotFoundError("geonorm.models needs transformers; run pip install 'geonorm[hf]'", name="transformers")
 
-from geonorm.models.adapter import Adapter, register, supported_families
-from geonorm.models.families import llama
+from geonorm.models.adapter import Adapter
 from geonorm.models.init import InitRow, init_report, init_weights
 from geonorm.models.load import load_model
-from geonorm.models.rewiring import base_model, blocks, rewire
+from geonorm.models.registry import register_families, supported_families
+from geonorm.models.rewiring import base_model, blocks, current_placement, rewire, stock_placement
+from geonorm.models.stock import LoadReport, load_stock
 
-for _family in (llama,):
-    register(_family.ADAPTER)
+register_families()
 
 __all__ = [
     "Adapter",
     "InitRow",
+    "LoadReport",
     "base_model",
     "blocks",
+    "current_placement",
     "init_report",
     "init_weights",
     "load_model",
+    "load_stock",
     "rewire",
+    "stock_placement",
     "supported_families",
 ]

@@ -2,94 +2,126 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from geonorm.errors import UserError
+from geonorm.models.weights import Part, whole
 from geonorm.placements import Placement, create
 from geonorm.placements.base import Role
+
+PRE_NORMS = {("attention", "input"): "input_layernorm", ("mlp", "input"): "post_attention_layernorm"}
+SANDWICH_NORMS = {
+    ("attention", "input"): "input_layernorm",
+    ("attention", "output"): "post_attention_layernorm",
+    ("mlp", "input"): "pre_feedforward_layernorm",
+    ("mlp", "output"): "post_feedforward_layernorm",
+}
+LLAMA_ROLES: dict[str, Role] = {
+    r"embed_tokens\.weight": "embedding",
+    r"self_attn\.q_proj\.weight": "query",
+    r"self_attn\.k_proj\.weight": "key",
+    r"self_attn\.v_proj\.weight": "value",
+    r"self_attn\.o_proj\.weight": "attention_output",
+    r"mlp\.(gate|up)_proj\.weight": "mlp_input",
+    r"mlp\.down_proj\.weight": "mlp_output",
+    r"lm_head\.weight": "head",
+    r"norm\.weight": "norm",
+}
+
+
+def pre_norm(config: Any) -> Placement:
+    """The stock placement of most families."""
+    return create("pre")
+
+
+def accept(config: Any) -> None:
+    """Every configuration of most families can be rewired."""
+
+
+def as_returned(block: Any, sublayer: str, output: Tensor) -> Tensor:
+    """Most stock blocks add what the sub-layer returns."""
+    return output
+
+
+class Classes(NamedTuple):
+    """The four classes of a family: configuration, block, model without a head, model with a language-model head."""
+
+    config: type[Any]
+    block: type[Any]
+    model: type[Any]
+    causal_lm: type[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """Names of one family.
+    """One family. The defaults are Llama's layout, which most families have.
 
     Attributes:
-        family: the ``model_type`` of the stock configuration.
-        stock: stock classes by part: ``"block"``, ``"model"``, ``"causal_lm"``.
-        rewired: our classes by the same parts, and ``"config"``.
+        stock: the family's own classes.
+        rewired: ours, made from them.
+        note: what is special, in a few words, for the table in the docs.
+        stock_placement: placement that the stock block wires, from the configuration.
         blocks, final_norm: attributes of the base model (the one without a head).
         attention, mlp: attributes of a block.
         norms: attribute of a block that holds the stock norm of ``(sub-layer, slot)``.
+        unit_gain: weight at which a norm's gain is 1.
         roles: pattern, matched at the end of a parameter name, to the weight's role.
+        parts: pattern to a function that splits a fused weight, or turns a weight that is stored as ``[in, out]``;
+            see :mod:`geonorm.models.weights`.
+        update: what the stock block does to a sub-layer's output before it adds it, such as dropout. It counts as part
+            of the sub-layer in every placement.
+        without: arguments of the stock block that must be None and are not handed to the attention.
+        check: raises a UserError for a configuration that cannot be rewired.
     """
 
-    family: str
-    stock: Mapping[str, type[Any]]
-    rewired: Mapping[str, type[Any]]
-    blocks: str
-    final_norm: str
-    attention: str
-    mlp: str
-    norms: Mapping[tuple[str, str], str]
-    roles: Mapping[str, Role]
+    stock: Classes
+    rewired: Classes
+    note: str = ""
+    stock_placement: Callable[[Any], Placement] = pre_norm
+    blocks: str = "layers"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+    norms: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=lambda: PRE_NORMS)
+    unit_gain: float = 1.0
+    roles: Mapping[str, Role] = dataclasses.field(default_factory=lambda: LLAMA_ROLES)
+    parts: Mapping[str, Callable[[Tensor, Any], list[Part]]] = dataclasses.field(default_factory=dict)
+    update: Callable[[Any, str, Tensor], Tensor] = as_returned
+    without: tuple[str, ...] = ()
+    check: Callable[[Any], None] = accept
 
-    def role(self, name: str) -> Role | None:
-        """Role of a parameter by its name, or None if no pattern matches."""
-        for pattern, role in self.roles.items():
+    @property
+    def family(self) -> str:
+        """The ``model_type`` of the stock configuration."""
+        return self.stock.config.model_type
+
+    def parts_of(self, name: str, parameter: Tensor, config: Any) -> list[Part] | None:
+        """Parts of a parameter by role, most often one; None if no pattern matches its name."""
+        for pattern, split in self.parts.items():
             if re.search(rf"(^|\.)({pattern})$", name):
-                return role
+                return split(parameter, config)
+        for pattern, role in self.roles.items():
+            if re.search(rf"({pattern})$", name):
+                return whole(parameter, role)
         return None
 
     def norm_name(self, sublayer: str, slot: str) -> str:
         """Attribute of a block for the norm in a slot: the stock name where the stock block has one there."""
         return self.norms.get((sublayer, slot), f"{sublayer}_{slot}_norm")
 
-    def make_norm(self, block: nn.Module, config: Any) -> nn.Module:
-        """Make a fresh norm of the kind that the family uses."""
-        kind = type(getattr(block, next(iter(self.norms.values()))))
-        return kind(config.hidden_size, eps=config.rms_norm_eps)
-
-
-ADAPTERS: list[Adapter] = []
-
-
-def register(adapter: Adapter) -> None:
-    """Add a family to the table and its classes to transformers' automatic ones."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
-    config = adapter.rewired["config"]
-    AutoConfig.register(config.model_type, config)
-    AutoModel.register(config, adapter.rewired["model"])
-    AutoModelForCausalLM.register(config, adapter.rewired["causal_lm"])
-    ADAPTERS.append(adapter)
-
-
-def supported_families() -> list[str]:
-    """Names of the supported families."""
-    return [adapter.family for adapter in ADAPTERS]
-
-
-def adapter_for(model: nn.Module) -> Adapter:
-    """Return the adapter of a model, stock or rewired.
-
-    Raises:
-        UserError: the model's class is not one that a family names; lists the supported families.
-    """
-    for adapter in ADAPTERS:
-        classes = [table[part] for table in (adapter.stock, adapter.rewired) for part in ("model", "causal_lm")]
-        if type(model) in classes:
-            return adapter
-    raise UserError(
-        f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} "
-        "(decoder with or without a language-model head)"
-    )
-
-
-def config_placement(config: Any) -> Placement:
-    """Return the placement that a configuration of ours names."""
-    return create(config.placement, **(config.placement_options or {}))
+    @torch.no_grad()
+    def make_norm(self, block: nn.Module) -> nn.Module:
+        """Make a fresh norm with gain 1, like the stock block's in class, eps, dtype and device."""
+        norm = copy.deepcopy(getattr(block, next(iter(self.norms.values()))))
+        norm.weight.fill_(self.unit_gain)
+        if getattr(norm, "bias", None) is not None:
+            norm.bias.zero_()
+        # The mark that transformers sets on what it has initialised.
+        vars(norm).pop("_is_hf_initialized", None)
+        return norm

@@ -3,52 +3,58 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from geonorm.models.adapter import Adapter
+from geonorm.errors import UserError
 from geonorm.placements import Placement, Site
 from geonorm.placements.base import SUBLAYERS, Norms
+
+if TYPE_CHECKING:
+    from geonorm.models.adapter import Adapter
 
 
 class RewiredBlock(nn.Module):
     """Mix-in over a stock block class: replaces its forward and keeps its attention and MLP.
 
     Being a subclass of the stock block keeps what transformers attaches by class: recorded hidden states, gradient
-    checkpointing, sharding by block.
+    checkpointing, sharding by block. The stream between two blocks is the output of a placement's second connection;
+    the first block makes it and the last one closes it.
     """
 
     placement: Placement
     adapter: Adapter
     site: Site
     slots: Mapping[str, Mapping[str, str]]
+    parameters_of_stock: tuple[str, ...]
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        """Carry the stream through both sub-layers; the first block makes it, the last one closes it."""
+        """Carry the stream through both sub-layers."""
+        # Attention takes the same arguments in another order, so all but the first go by their names.
+        arguments = {**dict(zip(self.parameters_of_stock, args, strict=False)), **kwargs}
+        for name in self.adapter.without:
+            if arguments.pop(name, None) is not None:
+                raise UserError(f"{type(self).__name__} cannot take {name!r}: cross-attention has no place in it")
         stream = hidden_states
         if self.site.layer == 1:
             stream = self.placement.enter(stream)
         for sublayer in SUBLAYERS:
-            call = self._sublayer(sublayer, args, kwargs)
-            stream = self.get_submodule(connection_name(sublayer))(stream, call, self._norms(sublayer))
+            call = functools.partial(self._sublayer, sublayer, arguments if sublayer == "attention" else {})
+            stream = getattr(self, connection_name(sublayer))(stream, call, self._norms(sublayer))
         if self.site.layer == self.site.num_layers:
             return self.placement.exit(stream)
         return stream
 
-    def _sublayer(self, sublayer: str, args: tuple, kwargs: dict) -> Callable[[Tensor], Tensor]:
-        if sublayer == "mlp":
-            return getattr(self, self.adapter.mlp)
-        return functools.partial(_first_output, getattr(self, self.adapter.attention), args, kwargs)
+    def _sublayer(self, sublayer: str, arguments: dict[str, Any], hidden_states: Tensor) -> Tensor:
+        module = getattr(self, self.adapter.attention if sublayer == "attention" else self.adapter.mlp)
+        output = module(hidden_states, **arguments)
+        return self.adapter.update(self, sublayer, output[0] if isinstance(output, tuple) else output)
 
     def _norms(self, sublayer: str) -> Norms:
         return {slot: getattr(self, name) for slot, name in self.slots[sublayer].items()}
-
-
-def _first_output(attention: nn.Module, args: tuple, kwargs: dict, hidden_states: Tensor) -> Tensor:
-    output = attention(hidden_states, *args, **kwargs)
-    return output[0] if isinstance(output, tuple) else output
 
 
 def connection_name(sublayer: str) -> str:
@@ -56,27 +62,30 @@ def connection_name(sublayer: str) -> str:
     return f"{sublayer}_connection"
 
 
-def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site: Site, config: Any) -> None:
+def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site: Site) -> None:
     """Turn a stock block into a rewired one in place: class, connections, norms. Other weights stay as they are."""
     fresh = {
-        adapter.norm_name(sublayer, slot): adapter.make_norm(block, config)
+        adapter.norm_name(sublayer, slot): adapter.make_norm(block)
         for sublayer in SUBLAYERS
         for slot in placement.norms
         if (sublayer, slot) not in adapter.norms
     }
-    like = next(block.parameters())
-    for name, norm in fresh.items():
-        block.add_module(name, norm.to(device=like.device, dtype=like.dtype))
     for (_, slot), name in adapter.norms.items():
         if slot not in placement.norms:
             delattr(block, name)
-    block.__class__ = adapter.rewired["block"]
+    for name, norm in fresh.items():
+        block.add_module(name, norm)
+    block.__class__ = adapter.rewired.block
     block.adapter = adapter  # type: ignore[assignment]
     block.placement = placement  # type: ignore[assignment]
     block.site = site  # type: ignore[assignment]
     block.slots = {  # type: ignore[assignment]
         sublayer: {slot: adapter.norm_name(sublayer, slot) for slot in placement.norms} for sublayer in SUBLAYERS
     }
+    # Without `self` and `hidden_states`.
+    names = tuple(inspect.signature(adapter.stock.block.forward).parameters)[2:]
+    block.parameters_of_stock = names  # type: ignore[assignment]
+    like = next(block.parameters())
     for sublayer in SUBLAYERS:
         connection = placement.connection(Site(site.layer, sublayer, site.num_layers))
         block.add_module(connection_name(sublayer), connection.to(device=like.device, dtype=like.dtype))

@@ -10,16 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter, adapter_for, config_placement
+from geonorm.models.adapter import Adapter
+from geonorm.models.registry import adapter_for, config_placement
+from geonorm.models.weights import Part, whole
 from geonorm.placements import base_std
-from geonorm.placements.base import WEIGHT_ROLES, Placement, Role
+from geonorm.placements.base import WEIGHT_ROLES, Placement
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
 class InitRow:
-    """One parameter in the audit: ``expected_std`` is 0 for constants (norm gains, biases, alpha)."""
+    """One parameter in the audit, or one part of a fused one.
+
+    Attributes:
+        name: the parameter's name, with the role in brackets where a fused weight has several.
+        role: what it does.
+        shape: ``(out, in)`` of a linear map, however it is stored; else the parameter's shape.
+        std, mean: of the values now.
+        expected_std: by the placement's rule; 0 for constants (norm gains, biases, step sizes).
+    """
 
     name: str
     role: str
@@ -33,7 +43,7 @@ def init_weights(model: Model) -> Model:
     """Draw every weight of a rewired model anew, in place, from torch's global generator.
 
     Base standard deviation ``initializer_range * sqrt(768 / width)``, times the gain that the placement gives to the
-    weight's role; norm gains 1, biases 0, learnable step sizes at their start. Draws follow the order of
+    weight's role; gains of norms 1, biases 0, learnable step sizes at their start. Draws follow the order of
     ``named_parameters()``, which differs between placements only by constants, so with one seed every placement starts
     from the same draws up to their scale.
 
@@ -49,25 +59,27 @@ def init_weights(model: Model) -> Model:
 def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers: Any) -> None:
     """Draw one parameter of a rewired model, given its name there.
 
-    ``initializers`` offers ``normal_``, ``ones_``, ``zeros_`` and ``constant_``: ``torch.nn.init``, or transformers'
-    own, which leave a parameter alone that came from a checkpoint.
+    ``initializers`` offers ``normal_``, ``zeros_`` and ``constant_``: ``torch.nn.init``, or transformers' own, which
+    leave a parameter alone that came from a checkpoint.
     """
     adapter, placement = _rewired(model)
-    role = _role(model, adapter, name)
-    if role == "norm":
-        initializers.ones_(parameter)
-    elif role == "bias":
-        initializers.zeros_(parameter)
-    elif role == "alpha":
-        connection: Any = model.get_submodule(name.rpartition(".")[0])
-        initializers.constant_(parameter, connection.initial_raw_alpha)
-    else:
-        rule = placement.init_rule(role, _num_layers(model))
-        initializers.normal_(parameter, 0.0, rule.std(parameter.shape, _base(model)))
+    # transformers marks the parameter; a view of it does not carry the mark.
+    if initializers is not nn.init and getattr(parameter, "_is_hf_initialized", False):
+        return
+    for part in _parts(model, adapter, name, parameter):
+        if part.role == "norm":
+            initializers.constant_(part.view, adapter.unit_gain)
+        elif part.role == "bias":
+            initializers.zeros_(part.view)
+        elif part.role == "alpha":
+            connection: Any = model.get_submodule(name.rpartition(".")[0])
+            initializers.constant_(part.view, connection.initial_raw_alpha)
+        else:
+            initializers.normal_(part.view, 0.0, _expected_std(model, placement, part))
 
 
 def init_report(model: nn.Module) -> list[InitRow]:
-    """Audit a rewired model's weights against the init policy: one row a parameter.
+    """Audit a rewired model's weights against the init policy: one row a parameter, one a part of a fused weight.
 
     A freshly drawn weight with n elements has a sample standard deviation within about ``3 / sqrt(2 n)``, relative, of
     ``expected_std``.
@@ -78,41 +90,35 @@ def init_report(model: nn.Module) -> list[InitRow]:
     adapter, placement = _rewired(model)
     rows = []
     for name, parameter in model.named_parameters():
-        role = _role(model, adapter, name)
-        expected = 0.0
-        if role in WEIGHT_ROLES:
-            expected = placement.init_rule(role, _num_layers(model)).std(parameter.shape, _base(model))
-        value = parameter.detach().double()
-        std = value.std(correction=0).item() if value.numel() else math.nan
-        rows.append(InitRow(name, role, tuple(parameter.shape), std, expected, value.mean().item()))
+        for part in _parts(model, adapter, name, parameter):
+            expected = _expected_std(model, placement, part) if part.role in WEIGHT_ROLES else 0.0
+            value = part.view.detach().double()
+            std = value.std(correction=0).item() if value.numel() else math.nan
+            label = f"{name}[{part.label}]" if part.label else name
+            rows.append(InitRow(label, part.role, part.shape, std, expected, value.mean().item()))
     return rows
 
 
 def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
     adapter = adapter_for(model)
     config: Any = model.config
-    if type(config) is not adapter.rewired["config"]:
+    if type(config) is not adapter.rewired.config:
         raise UserError(f"{type(model).__name__} is a stock model; call geonorm.models.rewire(model, placement) first")
     return adapter, config_placement(config)
 
 
-def _role(model: nn.Module, adapter: Adapter, name: str) -> Role:
+def _parts(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[Part]:
     if name.endswith("raw_alpha"):
-        return "alpha"
+        return whole(parameter, "alpha")
     if name.endswith("bias"):
-        return "bias"
-    if name.endswith("norm.weight"):
-        return "norm"
-    role = adapter.role(name)
-    if role is None:
+        return whole(parameter, "bias")
+    parts = adapter.parts_of(name, parameter, model.config)
+    if parts is None:
         raise UserError(f"parameter {name!r} of {type(model).__name__} has no known role in family {adapter.family}")
-    return role
+    return parts
 
 
-def _num_layers(model: nn.Module) -> int:
-    return model.config.num_hidden_layers  # type: ignore[union-attr, return-value]
-
-
-def _base(model: nn.Module) -> float:
+def _expected_std(model: nn.Module, placement: Placement, part: Part) -> float:
     config: Any = model.config
-    return base_std(config.hidden_size, config.initializer_range)
+    rule = placement.init_rule(part.role, config.num_hidden_layers)
+    return rule.std(part.shape, base_std(config.hidden_size, config.initializer_range))

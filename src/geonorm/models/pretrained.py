@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import initialization
 
-from geonorm.models.adapter import adapter_for, config_placement
+from geonorm.models.card import write_card
 from geonorm.models.init import init_parameter, init_weights
+from geonorm.models.registry import adapter_for, config_placement
 from geonorm.models.rewiring import install
 from geonorm.placements import create
 
@@ -39,7 +42,9 @@ class RewiredModelMixin:
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         assert isinstance(self, nn.Module)
-        install(self, adapter_for(self), config_placement(config))
+        adapter = adapter_for(self)
+        adapter.check(config)
+        install(self, adapter, config_placement(config))
         if not any(parameter.is_meta for parameter in self.parameters()):
             init_weights(self)
 
@@ -48,11 +53,19 @@ class RewiredModelMixin:
         """Draw the parameters of one module that a checkpoint did not have; transformers calls this."""
         assert isinstance(self, nn.Module)
         prefix = next((name for name, child in self.named_modules() if child is module), None)
-        if prefix is None or not isinstance(prefix, str):
+        if not isinstance(prefix, str):
             return
-        own = list(module.named_parameters(recurse=False))
-        for name, parameter in own:
-            init_parameter(self, f"{prefix}.{name}" if prefix else name, parameter, initialization)
-        if not own:
-            # Buffers, such as rotary frequencies, are the stock class's business.
+        if any(True for _ in module.buffers(recurse=False)):
+            # Buffers that are not saved, such as rotary frequencies, are the stock class's business.
             super()._init_weights(module)  # type: ignore[misc]
+        for name, parameter in module.named_parameters(recurse=False):
+            init_parameter(self, f"{prefix}.{name}" if prefix else name, parameter, initialization)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """Save as transformers does, and write a model card beside the weights; a card of the user's own is kept."""
+        # First the card, so that it is among the files when they are pushed.
+        if is_main_process and not os.path.isfile(save_directory):
+            write_card(self, Path(save_directory))
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore[misc]

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter, adapter_for, config_placement
+from geonorm.models.adapter import Adapter
 from geonorm.models.blocks import rewire_block
 from geonorm.models.init import init_weights
+from geonorm.models.registry import adapter_for, config_placement
 from geonorm.placements import Placement, Site, create
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -22,7 +23,7 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
     The model's attention, MLP, embeddings and head are kept, weights included; norms that the placement does not use
     are removed and norms that it needs are added with gain 1. The model's class becomes one that ``save_pretrained``
     and ``AutoModelForCausalLM.from_pretrained`` know, with the placement in its configuration. Rewiring to the
-    placement that the stock model has changes no bit of its logits.
+    placement that the stock model has (:func:`stock_placement`) changes no bit of its logits.
 
     Args:
         model: a decoder of a supported family, with or without a language-model head.
@@ -40,7 +41,7 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
     chosen = create(placement, **options)
     adapter = adapter_for(model)
     config: Any = model.config
-    if type(config) is adapter.rewired["config"]:
+    if type(config) is adapter.rewired.config:
         current = config_placement(config)
         if current != chosen:
             raise UserError(
@@ -50,8 +51,9 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
         return init_weights(model) if init else model
     # Before anything is touched: options that do not fit the depth.
     chosen.connection(Site(config.num_hidden_layers, "mlp", config.num_hidden_layers))
+    adapter.check(config)
     new = copy.deepcopy(config)
-    new.__class__ = adapter.rewired["config"]
+    new.__class__ = adapter.rewired.config
     new.placement, new.placement_options = chosen.name, chosen.options()
     # Another model may share the configuration object, so this one gets a copy everywhere it is held.
     for module in model.modules():
@@ -59,6 +61,27 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
             module.config = new
     install(model, adapter, chosen)
     return init_weights(model) if init else model
+
+
+def stock_placement(model: nn.Module) -> Placement:
+    """Return the placement that the stock class of a model's family wires, for a stock or a rewired model.
+
+    Rewiring a stock model to it changes no bit of the logits.
+
+    Raises:
+        UserError: unsupported class.
+    """
+    return adapter_for(model).stock_placement(model.config)
+
+
+def current_placement(model: nn.Module) -> Placement:
+    """Return the placement that a model has now: the one it was rewired to, or that of its stock class.
+
+    Raises:
+        UserError: unsupported class.
+    """
+    adapter, config = adapter_for(model), model.config
+    return config_placement(config) if type(config) is adapter.rewired.config else adapter.stock_placement(config)
 
 
 def base_model(model: nn.Module) -> nn.Module:
@@ -80,12 +103,12 @@ def install(model: nn.Module, adapter: Adapter, placement: Placement) -> None:
     inner = base_model(model)
     layers = getattr(inner, adapter.blocks)
     for index, block in enumerate(layers):
-        rewire_block(block, adapter, placement, Site(index + 1, "attention", len(layers)), model.config)
+        rewire_block(block, adapter, placement, Site(index + 1, "attention", len(layers)))
     if not placement.final_norm:
         setattr(inner, adapter.final_norm, nn.Identity())
     if inner is not model:
-        _set_class(model, adapter.rewired["causal_lm"])
-    _set_class(inner, adapter.rewired["model"])
+        _set_class(model, adapter.rewired.causal_lm)
+    _set_class(inner, adapter.rewired.model)
 
 
 def _set_class(model: nn.Module, kind: type) -> None:
@@ -94,3 +117,5 @@ def _set_class(model: nn.Module, kind: type) -> None:
     model.__class__ = kind
     # transformers looks up what it may record by the class that a model was constructed with.
     _CAN_RECORD_REGISTRY[model] = kind._can_record_outputs  # type: ignore[index, attr-defined]
+    # What must stay on one device is collected by name when a model is constructed.
+    model._no_split_modules = set(kind._no_split_modules)  # type: ignore[assignment, attr-defined]

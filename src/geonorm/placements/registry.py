@@ -9,6 +9,8 @@ from geonorm.errors import UserError, unknown
 from geonorm.placements.base import Placement
 from geonorm.placements.deepnorm import DeepNorm
 from geonorm.placements.geonorm import GeoNorm
+from geonorm.placements.output import OutputNorm
+from geonorm.placements.parallel import Parallel
 from geonorm.placements.post import PostNorm
 from geonorm.placements.pre import PreNorm
 from geonorm.placements.sandwich import SandwichNorm
@@ -21,6 +23,8 @@ REGISTRY: dict[str, type[Placement]] = {
         PostNorm,
         DeepNorm,
         SandwichNorm,
+        OutputNorm,
+        Parallel,
     )
 }
 

@@ -1,0 +1,89 @@
+"""Load the weights of a stock model into another placement, and say what had no place there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from geonorm.errors import UserError
+from geonorm.models.registry import adapter_for, adapter_for_config
+from geonorm.models.rewiring import rewire
+from geonorm.placements import Placement, create
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What became of a stock model's weights.
+
+    Attributes:
+        placement: the placement that they were loaded into.
+        kept: number of parameters that stand under their stock names with their stock values.
+        unused: names of stock parameters without a place: norms that the placement does not use.
+        added: names of new parameters at their start values: norms with gain 1, learnable step sizes.
+    """
+
+    placement: Placement
+    kept: int
+    unused: tuple[str, ...]
+    added: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.placement.label()}: {self.kept} parameters kept"
+        for title, names in (("unused", self.unused), ("new", self.added)):
+            if names:
+                text += f"; {len(names)} {title} ({names[0]}{', ...' if len(names) > 1 else ''})"
+        return text
+
+
+def load_stock(
+    source: str | os.PathLike | nn.Module,
+    placement: str | Placement,
+    *,
+    loading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, LoadReport]:
+    """Give a stock checkpoint another placement, keeping every weight that has a place there.
+
+    Args:
+        source: folder or Hub name of a stock model, or a stock model in memory, which is rewired in place.
+        placement: a name from :func:`geonorm.placements.available`, or a placement.
+        loading: arguments for ``AutoModelForCausalLM.from_pretrained``, such as ``dtype``.
+        options: the placement's options.
+
+    Returns:
+        The rewired model and the report.
+
+    Raises:
+        UserError: unsupported class, unknown placement or option, or a model that is rewired already.
+    """
+    chosen = create(placement, **options)
+    model = source if isinstance(source, nn.Module) else _read(source, dict(loading or {}))
+    adapter = adapter_for(model)
+    if type(model.config) is adapter.rewired.config:
+        raise UserError(
+            f"this model is already rewired to {model.config.placement}; load_stock takes the stock model, and "
+            "AutoModelForCausalLM.from_pretrained loads a rewired one"
+        )
+    before = [name for name, _ in model.named_parameters()]
+    rewire(model, chosen)
+    after = [name for name, _ in model.named_parameters()]
+    unused = tuple(name for name in before if name not in set(after))
+    added = tuple(name for name in after if name not in set(before))
+    return model, LoadReport(chosen, len(before) - len(unused), unused, added)
+
+
+def _read(source: str | os.PathLike, loading: dict[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if "config" not in loading:
+        located = {
+            key: loading[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in loading
+        }
+        loading["config"] = AutoConfig.from_pretrained(source, **located)
+    # Before the weights are read, which may take long.
+    adapter_for_config(loading["config"])
+    return AutoModelForCausalLM.from_pretrained(source, **loading)
