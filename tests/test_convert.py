@@ -8,9 +8,9 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
-import geonorm.models
+from family_models import FAMILIES, prompts, stock_model
 from geonorm import UserError
 from geonorm.cli import main
 from geonorm.conversion import convert_model
@@ -99,20 +99,38 @@ def test_a_converted_model_trains_saves_and_loads(tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.eval()
     save(model, tmp_path)
-    assert geonorm.models
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     assert loaded.config.placement_options == model.config.placement_options
 
 
+REFUSED = {
+    "gpt2": "LayerNorm: it takes the mean away or adds a bias",
+    "gpt_neox": "it is wired as 'parallel', and only 'pre' has a way",
+    "gpt_neox sequential": "LayerNorm: it takes the mean away or adds a bias",
+    "gemma2": "it is wired as 'sandwich'",
+    "gemma3_text": "it is wired as 'sandwich'",
+    "olmo2": "it is wired as 'output'",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_converted_or_refused_for_a_reason(family):
+    stock = stock_model(family)
+    ids = prompts(4, 16)
+    if family in REFUSED:
+        with pytest.raises(UserError, match=REFUSED[family]):
+            convert_model(stock, ids)
+        return
+    wanted = measured_moves(as_rewired(stock), ids)
+    assert convert_model(stock, ids, retraction="exponential").fold_error < 1e-4
+    for key, (angle, _) in measured_moves(stock, ids).items():
+        assert angle == pytest.approx(wanted[key][0], rel=1e-3)
+
+
 def test_what_cannot_be_converted():
-    small = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300}
-    for model, pattern in (
-        (rewire(tiny_llama(), "geonorm"), "rewired to 'geonorm' already; convert the stock model"),
-        (GPT2LMHeadModel(GPT2Config(**small)).eval(), "LayerNorm: it takes the mean away|cannot rewire a GPT2"),
-    ):
-        with pytest.raises(UserError, match=pattern):
-            convert_model(model, IDS)
+    with pytest.raises(UserError, match="rewired to 'geonorm' already; convert the stock model"):
+        convert_model(rewire(tiny_llama(), "geonorm"), IDS)
     with pytest.raises(UserError, match="unknown calibration method 'seqential'; did you mean 'sequential'"):
         convert_model(tiny_llama(), IDS, method="seqential")
     with pytest.raises(UserError, match="windows of at least 2 tokens"):
