@@ -104,12 +104,14 @@ def make_windows(
     """
     num_windows, length = check_count("windows", num_windows), check_count("length", length, 2)
     words = _tokens(tokenizer, text[: _FIRST_GUESS * length], special_tokens=False)
+    if len(words) < 2:
+        raise UserError("the text gives fewer than two tokens; give more text")
     # Characters a token of this text, so that a short text is not cut into windows that it cannot fill.
-    per_token = min(len(text), _FIRST_GUESS * length) / max(1, len(words))
+    per_token = min(len(text), _FIRST_GUESS * length) / len(words)
     fitting = max(1, int(len(text) / (per_token * length)))
     num_windows = min(num_windows, fitting)
     share = len(text) // num_windows
-    windows, added = [], ()
+    windows = []
     for index in range(num_windows):
         part = _from_word(text[index * share : (index + 1) * share], index > 0)
         taken = part[: 2 * _FIRST_GUESS * length]
@@ -118,11 +120,7 @@ def make_windows(
             ids = _tokens(tokenizer, part, special_tokens)[:length]
         if len(ids) > 1:
             windows.append(tuple(ids))
-    if not windows:
-        raise UserError("the text gives fewer than two tokens; give more text")
-    if special_tokens:
-        added = _prefix(tokenizer)
-    return TokenWindows(tuple(windows), added)
+    return TokenWindows(tuple(windows), _prefix(tokenizer) if special_tokens else ())
 
 
 def _tokens(tokenizer: Any, text: str, special_tokens: bool) -> list[int]:

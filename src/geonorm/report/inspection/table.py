@@ -93,5 +93,6 @@ def _percent(value: float | None) -> str:
 def _exponent(fits: dict[str, Any]) -> str:
     for fit in fits["fits"]:
         if fit["exponent"] is not None:
-            return f"{fit['exponent']:.2f} ± {fit['exponent_error']:.2f}"
+            # Adding zero turns the minus zero that rounding may leave into zero.
+            return f"{round(fit['exponent'], 2) + 0.0:.2f} ± {fit['exponent_error']:.2f}"
     return MISSING
