@@ -270,5 +270,5 @@ def test_special_tokens_of_the_tokenizer_are_named_and_can_be_left_out():
 def test_the_default_text_is_english_documentation_from_this_machine():
     text = read_text(())
     assert "standard library" in text.name
-    assert text.text.lower().count(" the ") > 5000
+    assert text.text.lower().count(" the ") > 1000
     assert read_text(()).digest == text.digest

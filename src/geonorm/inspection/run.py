@@ -20,6 +20,8 @@ from geonorm.inspection.config import InspectConfig
 from geonorm.inspection.laws import LawFits
 from geonorm.inspection.measure import QUANTITIES, Inspection, inspect_model
 from geonorm.inspection.text import Text, TokenWindows, make_windows, read_text
+from geonorm.models.load import load_model
+from geonorm.models.source import source_kind
 from geonorm.storage import write_json
 
 RESULTS = "inspection.json"
@@ -42,9 +44,12 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
     if config.length is not None:
         check_count("length", config.length, config.skip_first + 2)
     check_folder(config.out, config.overwrite)
+    names = model_names(config.models)
+    for source in config.models:
+        source_kind(source)
     text = read_text(config.text, config.text_column)
     models = []
-    for source, name in zip(config.models, model_names(config.models), strict=True):
+    for source, name in zip(config.models, names, strict=True):
         if console.is_terminal:
             with console.status(f"inspecting {name}", spinner="line"):
                 models.append(_inspect_source(source, name, text, config))
@@ -120,8 +125,6 @@ def command_line(config: InspectConfig) -> str:
 
 
 def _inspect_source(source: str, name: str, text: Text, config: InspectConfig) -> dict[str, Any]:
-    from geonorm.models.load import load_model
-
     model, tokenizer = load_model(source, dtype=config.dtype, device=config.device)
     limit = getattr(model.config, "max_position_embeddings", None) or math.inf
     length = config.length or int(min(DEFAULT_LENGTH, limit))

@@ -13,6 +13,8 @@ from geonorm.errors import UserError, check_count
 
 # Enough to spread windows over; a longer file is read up to here.
 MAX_CHARACTERS = 2_000_000
+# Of the default text, whose modules have to be parsed: more than any number of windows needs, in under a second.
+DEFAULT_CHARACTERS = 400_000
 _FIRST_GUESS = 12
 
 
@@ -23,7 +25,7 @@ class Text:
     Attributes:
         text: documents, an empty line between them.
         name: where it is from, for the report.
-        cut: whether there was more than :data:`MAX_CHARACTERS`.
+        cut: whether files held more than :data:`MAX_CHARACTERS`.
     """
 
     text: str
@@ -66,24 +68,24 @@ def read_text(paths: Sequence[Path], text_column: str = "text") -> Text:
         source = FileSource(paths, text_column)
         names = source.names
         name = ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
-        text, cut = _joined(source.documents(Counter()))
+        text, cut = _joined(source.documents(Counter()), MAX_CHARACTERS)
     else:
         from geonorm.data.embedded import library_documentation
 
         name = "documentation strings of Python's standard library"
-        text, cut = _joined(library_documentation())
+        text, cut = _joined(library_documentation(), DEFAULT_CHARACTERS)[0], False
     if not text.strip():
         raise UserError(f"no text in {name}; give a file with text")
     return Text(text, name, cut)
 
 
-def _joined(documents: Iterable[str]) -> tuple[str, bool]:
+def _joined(documents: Iterable[str], limit: int) -> tuple[str, bool]:
     parts, total = [], 0
     for document in documents:
         parts.append(document.strip())
         total += len(parts[-1]) + 2
-        if total > MAX_CHARACTERS:
-            return "\n\n".join(parts)[:MAX_CHARACTERS], True
+        if total > limit:
+            return "\n\n".join(parts)[:limit], True
     return "\n\n".join(parts), False
 
 
