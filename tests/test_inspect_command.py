@@ -176,7 +176,7 @@ def test_odd_models_are_described_and_drawn(two, tmp_path):
         model["sublayers"][1][quantity] = {"q25": None, "median": None, "q75": None}
     for quantity in ("angle", "across"):
         model["sublayers"][1][quantity] = {"q25": 0.0, "median": 0.0, "q75": 0.0}
-    for parts in model["laws"].values():
+    for parts in (*model["laws"].values(), *model["alpha_laws"].values()):
         for part in parts:
             parts[part] = {"fits": [], "best": None, "num_points": 1, "num_left_out": 1}
     results["models"] = [model]

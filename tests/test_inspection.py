@@ -69,6 +69,10 @@ def test_the_laws_that_a_model_follows_are_found():
             assert fits.fit(law).error == pytest.approx(0, abs=1e-6)
             assert fits.fit("power").exponent == pytest.approx(exponent)
             assert fits.best in (law, "power")
+    # Step sizes are angle over length across, so here they follow the radius, which grows by 1.3 a step.
+    found = inspect_model(model, [WINDOW]).alpha_laws["both"][0]
+    alphas = [row.alpha.median for row in inspect_model(model, [WINDOW]).sublayers]
+    assert found == fit_laws([1 + step // 2 for step in range(24)], alphas, 12)
     assert laws["both"][0].num_points == 24
     assert laws["both"][1].num_points == 20
 

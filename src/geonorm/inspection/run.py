@@ -176,15 +176,16 @@ def as_dict(found: Inspection, windows: TokenWindows) -> dict[str, Any]:
         "radius_end": dataclasses.asdict(found.radius_end),
         "gradient_norms": list(found.gradient_norms) if found.gradient_norms else None,
         "first_token_influence": found.first_token_influence,
-        "laws": {
-            series: {"all": _law_dict(every), "inner": _law_dict(inner)}
-            for series, (every, inner) in found.laws.items()
-        },
+        "laws": _law_dict(found.laws),
+        "alpha_laws": _law_dict(found.alpha_laws),
     }
 
 
-def _law_dict(fits: LawFits) -> dict[str, Any]:
-    return dataclasses.asdict(fits)
+def _law_dict(laws: dict[str, tuple[LawFits, LawFits]]) -> dict[str, Any]:
+    return {
+        series: {"all": dataclasses.asdict(every), "inner": dataclasses.asdict(inner)}
+        for series, (every, inner) in laws.items()
+    }
 
 
 def _environment() -> dict[str, str]:
