@@ -26,6 +26,11 @@ RADIUS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 REDUCED = 0.01
 
 
+# Logits of one tiny float32 model by two routes (padded or alone, cached or not, another attention kernel), near 1 in
+# size: some eighty roundings.
+SAME_LOGITS = 1e-5
+
+
 def step_bound(dtype: torch.dtype, dim: int) -> float:
     """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d), for ``alpha |u| <= |x|``.
 

@@ -23,7 +23,7 @@ from geonorm.storage import write_json
 from geonorm.training import MetricsFile, Outcome, train
 
 
-def build_model(trial: Trial, eos_id: int | None = None) -> GeonormLlamaForCausalLM:
+def build_model(trial: Trial, eos_id: int | None = None) -> Any:
     """Make the trial's model; its weights depend on the trial's seed, shape and placement alone."""
     config = GeonormLlamaConfig(
         placement=trial.placement,

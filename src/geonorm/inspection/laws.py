@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from geonorm.errors import UserError, check_count
 from geonorm.schedules import DECAYS
@@ -99,12 +97,13 @@ def _factor(law: str, exponent: float | None, layer: float, num_layers: int) -> 
 def _fit(law: str, k: np.ndarray, logs: np.ndarray, num_layers: int) -> LawFit:
     count = len(k)
     if law == POWER:
-        line: Any = stats.linregress(np.log(k), logs)
-        exponent, deviation = float(-line.slope), float(line.stderr)
-        residuals = logs - (line.intercept + line.slope * np.log(k))
         distance = np.log(k) - np.log(k).mean()
-        leverage = 1 / count + distance**2 / (distance**2).sum()
-        scale = float(line.intercept)
+        spread = float((distance**2).sum())
+        slope = float(distance @ logs) / spread
+        scale = float(logs.mean() - slope * np.log(k).mean())
+        residuals = logs - (scale + slope * np.log(k))
+        exponent, deviation = -slope, math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)
+        leverage = 1 / count + distance**2 / spread
     else:
         exponent = deviation = None
         shape = np.log([DECAYS[law](layer, num_layers) for layer in k])

@@ -78,7 +78,9 @@ class Inspection:
         sublayers: two rows a layer, first to last.
         radius_end: RMS of the stream after the last sub-layer.
         gradient_norms: of each block's parameters for the mean loss, if asked for.
-        laws: by ``"attention"``, ``"mlp"`` and ``"both"``, each ``(all blocks, without the first and last block)``.
+        laws: fitted to the median angles, by ``"attention"``, ``"mlp"`` and ``"both"``, each ``(all blocks, without the
+            first and last block)``.
+        alpha_laws: the same for the step sizes ``alpha``.
     """
 
     family: str
@@ -94,6 +96,7 @@ class Inspection:
     radius_end: Quartiles
     gradient_norms: tuple[float, ...] | None
     laws: dict[str, tuple[LawFits, LawFits]]
+    alpha_laws: dict[str, tuple[LawFits, LawFits]]
 
     def angles(self, sublayer: str) -> list[float]:
         """Median angle of one kind of sub-layer, radians, first to last layer."""
@@ -180,7 +183,8 @@ def inspect_model(
         sublayers=rows,
         radius_end=tally.radius_end(),
         gradient_norms=tuple(norms) if norms else None,
-        laws=_laws(rows, config.num_hidden_layers),
+        laws=_laws(rows, config.num_hidden_layers, "angle"),
+        alpha_laws=_laws(rows, config.num_hidden_layers, "alpha"),
     )
 
 
@@ -270,13 +274,13 @@ def _quartiles(values: Tensor) -> Quartiles:
     return Quartiles(low, middle, high)
 
 
-def _laws(rows: Sequence[SublayerRow], num_layers: int) -> dict[str, tuple[LawFits, LawFits]]:
+def _laws(rows: Sequence[SublayerRow], num_layers: int, quantity: str) -> dict[str, tuple[LawFits, LawFits]]:
     laws = {}
     for series in SERIES:
         chosen = [row for row in rows if series in (row.sublayer, "both")]
         inner = [row for row in chosen if 1 < row.layer < num_layers]
         laws[series] = tuple(
-            fit_laws([row.layer for row in part], [row.angle.median for row in part], num_layers)
+            fit_laws([row.layer for row in part], [getattr(row, quantity).median for row in part], num_layers)
             for part in (chosen, inner)
         )
     return laws

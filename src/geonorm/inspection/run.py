@@ -20,6 +20,8 @@ from geonorm.inspection.config import InspectConfig
 from geonorm.inspection.laws import LawFits
 from geonorm.inspection.measure import QUANTITIES, Inspection, inspect_model
 from geonorm.inspection.text import Text, TokenWindows, make_windows, read_text
+from geonorm.models.load import load_model
+from geonorm.models.source import source_kind
 from geonorm.storage import write_json
 
 RESULTS = "inspection.json"
@@ -42,9 +44,12 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
     if config.length is not None:
         check_count("length", config.length, config.skip_first + 2)
     check_folder(config.out, config.overwrite)
+    names = model_names(config.models)
+    for source in config.models:
+        source_kind(source)
     text = read_text(config.text, config.text_column)
     models = []
-    for source, name in zip(config.models, model_names(config.models), strict=True):
+    for source, name in zip(config.models, names, strict=True):
         if console.is_terminal:
             with console.status(f"inspecting {name}", spinner="line"):
                 models.append(_inspect_source(source, name, text, config))
@@ -120,8 +125,6 @@ def command_line(config: InspectConfig) -> str:
 
 
 def _inspect_source(source: str, name: str, text: Text, config: InspectConfig) -> dict[str, Any]:
-    from geonorm.models.load import load_model
-
     model, tokenizer = load_model(source, dtype=config.dtype, device=config.device)
     limit = getattr(model.config, "max_position_embeddings", None) or math.inf
     length = config.length or int(min(DEFAULT_LENGTH, limit))
@@ -173,15 +176,16 @@ def as_dict(found: Inspection, windows: TokenWindows) -> dict[str, Any]:
         "radius_end": dataclasses.asdict(found.radius_end),
         "gradient_norms": list(found.gradient_norms) if found.gradient_norms else None,
         "first_token_influence": found.first_token_influence,
-        "laws": {
-            series: {"all": _law_dict(every), "inner": _law_dict(inner)}
-            for series, (every, inner) in found.laws.items()
-        },
+        "laws": _law_dict(found.laws),
+        "alpha_laws": _law_dict(found.alpha_laws),
     }
 
 
-def _law_dict(fits: LawFits) -> dict[str, Any]:
-    return dataclasses.asdict(fits)
+def _law_dict(laws: dict[str, tuple[LawFits, LawFits]]) -> dict[str, Any]:
+    return {
+        series: {"all": dataclasses.asdict(every), "inner": dataclasses.asdict(inner)}
+        for series, (every, inner) in laws.items()
+    }
 
 
 def _environment() -> dict[str, str]:

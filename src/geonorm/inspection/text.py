@@ -13,6 +13,8 @@ from geonorm.errors import UserError, check_count
 
 # Enough to spread windows over; a longer file is read up to here.
 MAX_CHARACTERS = 2_000_000
+# Of the default text, whose modules have to be parsed: more than any number of windows needs, in under a second.
+DEFAULT_CHARACTERS = 400_000
 _FIRST_GUESS = 12
 
 
@@ -23,7 +25,7 @@ class Text:
     Attributes:
         text: documents, an empty line between them.
         name: where it is from, for the report.
-        cut: whether there was more than :data:`MAX_CHARACTERS`.
+        cut: whether files held more than :data:`MAX_CHARACTERS`.
     """
 
     text: str
@@ -66,24 +68,24 @@ def read_text(paths: Sequence[Path], text_column: str = "text") -> Text:
         source = FileSource(paths, text_column)
         names = source.names
         name = ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
-        text, cut = _joined(source.documents(Counter()))
+        text, cut = _joined(source.documents(Counter()), MAX_CHARACTERS)
     else:
         from geonorm.data.embedded import library_documentation
 
         name = "documentation strings of Python's standard library"
-        text, cut = _joined(library_documentation())
+        text, cut = _joined(library_documentation(), DEFAULT_CHARACTERS)[0], False
     if not text.strip():
         raise UserError(f"no text in {name}; give a file with text")
     return Text(text, name, cut)
 
 
-def _joined(documents: Iterable[str]) -> tuple[str, bool]:
+def _joined(documents: Iterable[str], limit: int) -> tuple[str, bool]:
     parts, total = [], 0
     for document in documents:
         parts.append(document.strip())
         total += len(parts[-1]) + 2
-        if total > MAX_CHARACTERS:
-            return "\n\n".join(parts)[:MAX_CHARACTERS], True
+        if total > limit:
+            return "\n\n".join(parts)[:limit], True
     return "\n\n".join(parts), False
 
 
@@ -104,12 +106,14 @@ def make_windows(
     """
     num_windows, length = check_count("windows", num_windows), check_count("length", length, 2)
     words = _tokens(tokenizer, text[: _FIRST_GUESS * length], special_tokens=False)
+    if len(words) < 2:
+        raise UserError("the text gives fewer than two tokens; give more text")
     # Characters a token of this text, so that a short text is not cut into windows that it cannot fill.
-    per_token = min(len(text), _FIRST_GUESS * length) / max(1, len(words))
+    per_token = min(len(text), _FIRST_GUESS * length) / len(words)
     fitting = max(1, int(len(text) / (per_token * length)))
     num_windows = min(num_windows, fitting)
     share = len(text) // num_windows
-    windows, added = [], ()
+    windows = []
     for index in range(num_windows):
         part = _from_word(text[index * share : (index + 1) * share], index > 0)
         taken = part[: 2 * _FIRST_GUESS * length]
@@ -118,11 +122,7 @@ def make_windows(
             ids = _tokens(tokenizer, part, special_tokens)[:length]
         if len(ids) > 1:
             windows.append(tuple(ids))
-    if not windows:
-        raise UserError("the text gives fewer than two tokens; give more text")
-    if special_tokens:
-        added = _prefix(tokenizer)
-    return TokenWindows(tuple(windows), added)
+    return TokenWindows(tuple(windows), _prefix(tokenizer) if special_tokens else ())
 
 
 def _tokens(tokenizer: Any, text: str, special_tokens: bool) -> list[int]:

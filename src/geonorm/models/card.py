@@ -40,11 +40,11 @@ def _text(adapter: Adapter, placement: Placement, model: nn.Module, config: Any)
     options = "\n".join(f"| `{key}` | `{value}` |" for key, value in placement.options().items())
     table = f"| option | value |\n|---|---|\n{options}\n\n" if options else "The placement has no options.\n\n"
     loader = "AutoModelForCausalLM" if isinstance(model, adapter.rewired.causal_lm) else "AutoModel"
-    size = sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{config.num_hidden_layers} layers, width {config.hidden_size}, {weights:,} parameters"
     return f"""# {adapter.family} with placement `{placement.name}`
 
-A decoder of the family `{adapter.family}`, {config.num_hidden_layers} layers, width {config.hidden_size}, {size:,} parameters,
-whose normalisation is placed as `{placement.label()}`.
+A decoder of the family `{adapter.family}` ({size}) whose normalisation is placed as `{placement.label()}`.
 
 {table}## Load
 

@@ -65,6 +65,7 @@ class RewiredModelMixin:
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Save as transformers does, and write a model card beside the weights; a card of the user's own is kept."""
+        assert isinstance(self, nn.Module)
         # First the card, so that it is among the files when they are pushed.
         if is_main_process and not os.path.isfile(save_directory):
             write_card(self, Path(save_directory))

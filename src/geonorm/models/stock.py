@@ -11,7 +11,7 @@ from torch import nn
 
 from geonorm.errors import UserError
 from geonorm.models.registry import adapter_for, adapter_for_config
-from geonorm.models.rewiring import rewire
+from geonorm.models.rewiring import current_placement, rewire
 from geonorm.placements import Placement, create
 
 
@@ -62,10 +62,9 @@ def load_stock(
     """
     chosen = create(placement, **options)
     model = source if isinstance(source, nn.Module) else _read(source, dict(loading or {}))
-    adapter = adapter_for(model)
-    if type(model.config) is adapter.rewired.config:
+    if type(model.config) is adapter_for(model).rewired.config:
         raise UserError(
-            f"this model is already rewired to {model.config.placement}; load_stock takes the stock model, and "
+            f"this model is already rewired to {current_placement(model).label()}; load_stock takes a stock model, and "
             "AutoModelForCausalLM.from_pretrained loads a rewired one"
         )
     before = [name for name, _ in model.named_parameters()]

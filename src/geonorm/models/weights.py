@@ -48,9 +48,9 @@ def columns(weight: Tensor, sizes: Sequence[tuple[Role, int]]) -> list[Part]:
 def rows(weight: Tensor, sizes: Sequence[tuple[Role, int]], labels: Sequence[str] = ()) -> list[Part]:
     """A weight stored as ``[out, in]`` whose outputs are split in order; labels are the roles unless given."""
     views = weight.split([size for _, size in sizes], dim=0)
-    roles = [role for role, _ in sizes]
-    parts = zip(roles, views, labels or roles, strict=True)
-    return [Part(role, view, tuple(view.shape), label) for role, view, label in parts]
+    names = labels or [role for role, _ in sizes]
+    parts = zip(sizes, views, names, strict=True)
+    return [Part(role, view, tuple(view.shape), label) for (role, _), view, label in parts]
 
 
 def interleaved(weight: Tensor, num_heads: int, roles: tuple[Role, ...]) -> list[Part]:

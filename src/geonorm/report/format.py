@@ -12,6 +12,8 @@ PROSE_NAMES = {
     "post": "Post-Norm",
     "deepnorm": "DeepNorm",
     "sandwich": "SandwichNorm",
+    "output": "OutputNorm",
+    "parallel": "Parallel",
 }
 ENTRY_PHRASES = {True: " with a normalised entry", False: " without a normalised entry"}
 

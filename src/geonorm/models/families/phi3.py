@@ -22,7 +22,8 @@ def _qkv(weight: Tensor, config: Any) -> list[Part]:
 
 
 def _gate_up(weight: Tensor, config: Any) -> list[Part]:
-    return rows(weight, [("mlp_input", config.intermediate_size)] * 2, labels=("gate", "up"))
+    size = config.intermediate_size
+    return rows(weight, [("mlp_input", size), ("mlp_input", size)], labels=("gate", "up"))
 
 
 def _dropped(block: Any, sublayer: str, output: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _sublayers(model: dict[str, Any]) -> Group:
 
 def _laws(model: dict[str, Any]) -> Group:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    headings = ("angles of", "blocks", "none", "1/k", "1/sqrt(k)", "linear", "power", "exponent")
+    headings = ("law of", "blocks", "none", "1/k", "1/sqrt(k)", "linear", "power", "exponent")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in headings[:2] else "right", no_wrap=True)
     for row in law_rows(model):
@@ -71,11 +71,14 @@ def _laws(model: dict[str, Any]) -> Group:
 def law_rows(model: dict[str, Any]) -> list[dict[str, Any]]:
     """The laws of one model, written out: ``series``, ``part``, its ``key``, ``errors`` (text, best?), ``exponent``."""
     rows = []
-    for series, parts in model["laws"].items():
+    fitted = [(f"angle, {SERIES_NAMES[series]}", parts) for series, parts in model["laws"].items()]
+    # Step sizes of the two differ by less than their angles: it is the radius of the stream that sets them.
+    fitted.append((f"alpha, {SERIES_NAMES['both']}", model["alpha_laws"]["both"]))
+    for series, parts in fitted:
         for part, fits in parts.items():
             rows.append(
                 {
-                    "series": SERIES_NAMES[series],
+                    "series": series,
                     "part": PART_NAMES[part],
                     "key": part,
                     "errors": [(_percent(fit["held_out"]), fit["law"] == fits["best"]) for fit in fits["fits"]]
@@ -93,5 +96,6 @@ def _percent(value: float | None) -> str:
 def _exponent(fits: dict[str, Any]) -> str:
     for fit in fits["fits"]:
         if fit["exponent"] is not None:
-            return f"{fit['exponent']:.2f} ± {fit['exponent_error']:.2f}"
+            # Adding zero turns the minus zero that rounding may leave into zero.
+            return f"{round(fit['exponent'], 2) + 0.0:.2f} ± {fit['exponent_error']:.2f}"
     return MISSING

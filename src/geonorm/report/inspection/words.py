@@ -124,9 +124,14 @@ def _sentences(model: dict[str, Any], *, alone: bool) -> list[str]:
         radius = (
             f"Its radius {way} from {size(start)} to {size(end)} (RMS), so geonorm would need a step size of "
             f"{size(first['alpha']['median'])} in the first sub-layer and {size(last['alpha']['median'])} in the last "
-            "to make the same turns."
+            f"to make the same turns{_between(model)}."
         )
     return [turns, radius]
+
+
+def _between(model: dict[str, Any]) -> str:
+    fits = model["alpha_laws"]["both"]["inner"]
+    return "" if fits["best"] is None else f", between first and last block {law_words(fits)}"
 
 
 def _doubts(model: dict[str, Any], results: dict[str, Any], *, alone: bool) -> list[str]:

@@ -1,0 +1,263 @@
+"""What has to hold for every family in every placement: one function a check, ``check(family, placement, folder)``."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from family_models import VOCABULARY, adapter_of, moved, prompts, rewired_model, stock_config, stock_model
+from geonorm import UserError
+from geonorm.models import base_model, current_placement, init_report, init_weights, rewire, stock_placement
+from geonorm.placements import create
+from geonorm.placements.base import WEIGHT_ROLES
+from tolerances import EPS, SAME_LOGITS
+
+# A learnable step size is a parameter that is no weight; every other option is on its default.
+OPTIONS = {"geonorm": {"learnable": True, "decay": "sqrt"}}
+
+
+def make(family, placement, seed=0, **changes):
+    return rewired_model(family, placement, seed, OPTIONS.get(placement), **changes)
+
+
+def same_state(one, two):
+    assert one.state_dict().keys() == two.state_dict().keys()
+    for name, value in one.state_dict().items():
+        assert torch.equal(two.state_dict()[name], value), name
+    for (name, mine), (other, theirs) in zip(one.named_buffers(), two.named_buffers(), strict=True):
+        assert name == other
+        assert torch.equal(mine, theirs), name
+
+
+def save_and_reload(family, placement, folder):
+    """H1: altered weights come back bit for bit, through the automatic classes and through ours."""
+    model, ids = make(family, placement), prompts(2, 9)
+    expected = model(ids).logits
+    model.save_pretrained(folder)
+    assert (folder / "model.safetensors").is_file()
+    adapter = adapter_of(family)
+    for kind in (AutoModelForCausalLM, adapter.rewired.causal_lm):
+        loaded, info = kind.from_pretrained(folder, output_loading_info=True)
+        assert type(loaded) is adapter.rewired.causal_lm
+        assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+        assert loaded.config.placement_options == model.config.placement_options
+        same_state(model, loaded)
+        assert torch.equal(loaded.eval()(ids).logits, expected)
+    headless = AutoModel.from_pretrained(folder).eval()
+    assert type(headless) is adapter.rewired.model
+    assert torch.equal(headless(ids).last_hidden_state, base_model(model)(ids).last_hidden_state)
+
+
+def generate(family, placement, folder):
+    """H2: prompts of 3 and 9 tokens, left-padded together and alone, cache on and off; also sampling and beams."""
+    model = make(family, placement)
+    short, long = prompts(1, 3), prompts(1, 9, seed=1)
+    padded = torch.cat([torch.cat([torch.zeros(1, 6, dtype=torch.long), short], 1), long])
+    mask = torch.ones_like(padded)
+    mask[0, :6] = 0
+    settings = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    settings["return_dict_in_generate"] = True
+    both = model.generate(padded, attention_mask=mask, **settings)
+    uncached = model.generate(padded, attention_mask=mask, use_cache=False, **settings)
+    assert torch.equal(both.sequences, uncached.sequences)
+    for row, prompt in enumerate((short, long)):
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert torch.equal(both.sequences[row, -20:], alone.sequences[0, -20:])
+        for a, b, c in zip(both.logits, alone.logits, uncached.logits, strict=True):
+            assert torch.isfinite(a).all()
+            torch.testing.assert_close(a[row], b[0], atol=SAME_LOGITS, rtol=SAME_LOGITS)
+            torch.testing.assert_close(a[row], c[row], atol=SAME_LOGITS, rtol=SAME_LOGITS)
+    short_run = {"attention_mask": mask, "max_new_tokens": 3, "pad_token_id": 0}
+    for extra in ({"do_sample": True}, {"do_sample": False, "num_beams": 2}):
+        assert model.generate(padded, **short_run, **extra).shape == (2, 12)
+
+
+def configuration(family, placement, folder):
+    """H3: every field at another value survives saving; so does a larger vocabulary, tied and untied."""
+    adapter = adapter_of(family)
+    config = adapter.rewired.config(
+        **{**changed_fields(family), "placement": placement, "placement_options": OPTIONS.get(placement)}
+    )
+    config.save_pretrained(folder / "config")
+    saved = AutoConfig.from_pretrained(folder / "config")
+    assert type(saved) is adapter.rewired.config
+    assert {**saved.to_dict(), "_name_or_path": ""} == config.to_dict()
+    ids = prompts(2, 9)
+    for tied in (False, True):
+        model = make(family, placement, tie_word_embeddings=tied)
+        old = model.get_input_embeddings().weight.detach().clone()
+        model.resize_token_embeddings(VOCABULARY + 3)
+        model.save_pretrained(folder / str(tied))
+        loaded = AutoModelForCausalLM.from_pretrained(folder / str(tied))
+        assert loaded.config.vocab_size == VOCABULARY + 3
+        head, embedding = loaded.get_output_embeddings().weight, loaded.get_input_embeddings().weight
+        assert (head is embedding) == tied
+        assert torch.equal(embedding[:VOCABULARY], old)
+        loss = loaded(ids, labels=ids).loss
+        loss.backward()
+        torch.optim.SGD(loaded.parameters(), lr=0.02).step()
+        assert loaded(ids, labels=ids).loss < loss
+
+
+def changed_fields(family):
+    """The configuration with every switch flipped and every other field off its default that leaves it consistent."""
+    config = stock_settings(stock_config(family))
+    changed = {}
+    for key, value in config.items():
+        if isinstance(value, bool):
+            changed[key] = not value and key != "add_cross_attention"
+        elif isinstance(value, float):
+            changed[key] = value * 2 if "eps" in key or key == "initializer_range" else value + 0.25
+        elif key in ("hidden_act", "hidden_activation", "activation_function"):
+            changed[key] = "relu"
+        elif value is None and key.endswith("softcapping"):
+            changed[key] = 7.0
+        elif value is None and key.endswith("token_id"):
+            changed[key] = 7
+    return {**config, **changed}
+
+
+def rewire_twice(family, placement, folder):
+    """H4: another model stays as it is, a second rewiring is a no-op or an error in one line."""
+    config = stock_config(family)
+    one, two = (adapter_of(family).stock.causal_lm(config).eval() for _ in range(2))
+    ids = prompts(2, 9)
+    before, names = two(ids).logits, list(two.state_dict())
+    expected = create(placement)
+    assert rewire(one, placement) is one
+    assert current_placement(one) == expected
+    assert stock_placement(one) == stock_placement(two) == current_placement(two)
+    assert type(two) is adapter_of(family).stock.causal_lm
+    assert two.config.model_type == config.model_type == family.split()[0]
+    assert list(two.state_dict()) == names
+    assert torch.equal(two(ids).logits, before)
+    weights = [parameter.data_ptr() for parameter in one.parameters()]
+    assert rewire(one, placement) is one
+    assert [parameter.data_ptr() for parameter in one.parameters()] == weights
+    with pytest.raises(UserError, match="already rewired to") as caught:
+        rewire(one, "pre" if placement != "pre" else "post")
+    assert "\n" not in str(caught.value)
+    one.save_pretrained(folder)
+    assert current_placement(AutoModelForCausalLM.from_pretrained(folder)) == expected
+    assert json.loads((folder / "config.json").read_text())["model_type"] == f"geonorm_{config.model_type}"
+
+
+def attention_kernels(family, placement, folder):
+    """Eager, sdpa and flex attention give the same logits."""
+    model, ids = make(family, placement), prompts(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    model.set_attn_implementation("eager")
+    # On a CPU flex attention has no backward pass.
+    model.requires_grad_(False)
+    expected = model(ids, attention_mask=mask).logits
+    for kind, supported in (("sdpa", model._supports_sdpa), ("flex_attention", model._supports_flex_attn)):
+        if supported:
+            model.set_attn_implementation(kind)
+            assert model.config._attn_implementation == kind
+            got = model(ids, attention_mask=mask).logits
+            torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=SAME_LOGITS, rtol=SAME_LOGITS)
+
+
+def recorded(family, placement, folder):
+    """Hidden states and attentions are recorded; activation checkpointing changes no gradient."""
+    model, ids = make(family, placement), prompts(2, 9)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_hidden_states=True, output_attentions=True)
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 9, 32)] * 3
+    assert [tuple(weights.shape) for weights in out.attentions] == [(2, 4, 9, 9)] * 2
+    model.train()
+
+    def gradients():
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    plain = gradients()
+    model.activation_checkpointing_enable()
+    checkpointed = gradients()
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, checkpointed[name]), name
+
+
+def bfloat16(family, placement, folder):
+    """A bfloat16 model keeps one dtype, is near the float32 one, and comes back bit for bit."""
+    wide, ids = make(family, placement), prompts(2, 9)
+    wide.save_pretrained(folder / "wide")
+    model = AutoModelForCausalLM.from_pretrained(folder / "wide", dtype=torch.bfloat16).eval()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    logits = model(ids).logits
+    difference = (logits.float() - wide(ids).logits).norm() / wide(ids).logits.norm()
+    # Each of some dozen operations rounds once; independent roundings of rows add up like a random walk.
+    assert difference < 12 * EPS[torch.bfloat16], difference
+    model.save_pretrained(folder / "narrow")
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "narrow", dtype=torch.bfloat16).eval()
+    same_state(model, loaded)
+    assert torch.equal(loaded(ids).logits, logits)
+    direct = rewire(stock_model(family).to(torch.bfloat16), placement, **OPTIONS.get(placement, {}))
+    assert {parameter.dtype for parameter in direct.parameters()} == {torch.bfloat16}
+
+
+def drawn_by_rule(family, placement, folder):
+    """P1: every weight, and every part of a fused one, has the standard deviation of its rule; constants are exact."""
+    config = adapter_of(family).rewired.config(
+        **stock_settings(stock_config(family, hidden_size=64)), placement=placement
+    )
+    torch.manual_seed(0)
+    drawn_at_once = AutoModelForCausalLM.from_config(config)
+    for model in (drawn_at_once, init_weights(moved(drawn_at_once, 3))):
+        rows = init_report(model)
+        names = [row.name.partition("[")[0] for row in rows]
+        assert list(dict.fromkeys(names)) == [name for name, _ in model.named_parameters()]
+        for row in rows:
+            size = math.prod(row.shape)
+            if row.role in WEIGHT_ROLES:
+                rule = create(placement).init_rule(row.role, config.num_hidden_layers)
+                base = 0.02 * math.sqrt(768 / 64)
+                expected = rule.gain * (base if rule.kind == "normal" else math.sqrt(2 / sum(row.shape)))
+                assert row.expected_std == pytest.approx(expected)
+                assert row.std == pytest.approx(expected, rel=4.5 / math.sqrt(2 * size)), row
+                assert abs(row.mean) < 5 * expected / math.sqrt(size), row
+            elif row.role == "norm":
+                assert (row.std, row.mean) == (0.0, 1.0 - (family.startswith("gemma"))), row
+            elif row.role == "bias":
+                assert (row.std, row.mean) == (0.0, 0.0), row
+
+
+def stock_settings(config):
+    skipped = ("model_type", "architectures", "transformers_version", "dtype")
+    return {key: value for key, value in config.to_dict().items() if key not in skipped}
+
+
+def trains(family, placement, folder):
+    """Every parameter gets a finite gradient, and a few steps lower the loss."""
+    model, ids = make(family, placement).train(), prompts(4, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(6):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert bool(parameter.grad.isfinite().all()), name
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+CHECKS = {
+    "save, reload": save_and_reload,
+    "generate": generate,
+    "configuration": configuration,
+    "rewire twice": rewire_twice,
+    "attention kernels": attention_kernels,
+    "recording": recorded,
+    "bfloat16": bfloat16,
+    "init": drawn_by_rule,
+    "training": trains,
+}
