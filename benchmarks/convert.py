@@ -32,7 +32,7 @@ from geonorm.data.windows import Windows
 from geonorm.models import rewire
 from geonorm.models.load import load_model
 from geonorm.storage import write_json
-from geonorm.training import TrainSettings, evaluate, train
+from geonorm.training import MetricsFile, TrainSettings, evaluate, train
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "projection, sequential": {"retraction": "projection", "method": "sequential"},
@@ -81,7 +81,7 @@ def calibrate(model: Model, text: Texts, out: Path) -> None:
 
 
 def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, lr: float = 3e-4) -> None:
-    """Train a model on, stock or converted, and write the losses to OUT/train-NAME.json."""
+    """Train a model on, stock or converted: each row to OUT/train-NAME.jsonl as it comes, a summary to the .json."""
     out.mkdir(parents=True, exist_ok=True)
     loaded, tokenizer = load_model(model, dtype="float32")
     if not hasattr(loaded.config, "placement"):
@@ -104,9 +104,11 @@ def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, 
     num_bytes = _bytes(loaded, tokenizer)
     before = evaluate(loaded, held, num_bytes, batch=4, precision="fp32")
     rows: list[dict[str, Any]] = []
+    metrics = MetricsFile(out / f"train-{name}.jsonl")
 
     def emit(row: dict[str, Any]) -> None:
         rows.append(row)
+        metrics.write(row)
         if row["kind"] in ("train", "eval"):
             print(json.dumps(row), flush=True)
 
@@ -127,19 +129,31 @@ def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, 
         "bits_per_byte_after": after.bits_per_byte,
         "status": outcome.status,
         "skipped": outcome.skipped,
-        "train": [[row["step"], row["loss"]] for row in rows if row["kind"] == "train"],
-        "eval": [[row["step"], row["val_loss"]] for row in rows if row["kind"] == "eval"],
+        **_curves(rows),
         "angles": [row["angle"] for row in rows if row["kind"] == "layers"],
     }
+    metrics.close()
     write_json(out / f"train-{name}.json", result)
 
 
 def collect(out: Path, into: Path) -> None:
-    """Put the results of all commands into one file."""
+    """Put the results of all commands into one file; of a run that has not ended, the steps that it has made."""
     parts = {"calibration": json.loads((out / "calibration.json").read_text())}
-    for path in sorted(out.glob("train-*.json")):
-        parts[path.stem] = json.loads(path.read_text())
+    for path in sorted(out.glob("train-*.jsonl")):
+        summary = path.with_suffix(".json")
+        if summary.is_file():
+            parts[path.stem] = json.loads(summary.read_text())
+        else:
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            parts[path.stem] = {"status": "unfinished", **_curves(rows)}
     write_json(into, parts)
+
+
+def _curves(rows: list[dict[str, Any]]) -> dict[str, list]:
+    return {
+        "train": [[row["step"], row["loss"]] for row in rows if row["kind"] == "train"],
+        "eval": [[row["step"], row["val_loss"]] for row in rows if row["kind"] == "eval"],
+    }
 
 
 def _held_out(source: FileSource, split: Any, tokenizer: Any) -> Any:
