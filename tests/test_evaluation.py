@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -189,6 +191,15 @@ def test_prompts_and_settings_that_cannot_be(capsys):
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="an empty prompt needs a BOS or EOS token"):
         generate(model, tokenizer, [""], GenerationSettings())
+
+
+def test_options_are_read_without_the_libraries_of_models():
+    code = (
+        "import sys, geonorm.evaluation.config, geonorm.conversion.config; "
+        "print(sorted({'transformers', 'datasets', 'lm_eval'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

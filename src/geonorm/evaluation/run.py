@@ -16,9 +16,9 @@ from rich.table import Table
 from geonorm.data.sources import FileSource
 from geonorm.errors import UserError, check_count
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
-from geonorm.evaluation.generate import GenerationSettings, generate
-from geonorm.evaluation.perplexity import check_window, perplexity
+from geonorm.evaluation.generation import GenerationSettings, generate
 from geonorm.evaluation.tasks import evaluate_tasks
+from geonorm.evaluation.text import check_window, perplexity
 from geonorm.models.load import load_model
 from geonorm.storage import write_json
 
