@@ -1,6 +1,6 @@
 """What a model is worth: tasks of lm-eval, perplexity and bits per byte on text, and a look at what it writes.
 
-Names are imported when first asked for, so that the options of the commands can be read without the libraries of models.
+Names are imported when first asked for, so that the options of the commands are read without the libraries of models.
 """
 
 from __future__ import annotations
