@@ -19,6 +19,7 @@ VARIANTS = {
     **{name: (name, {}) for name in available()},
     "geonorm learnable": ("geonorm", {"learnable": True, "decay": "sqrt", "normalize_update": True}),
     "geonorm cayley": ("geonorm", {"retraction": "cayley", "per": "sublayer", "max_angle": None}),
+    "geonorm step by step": ("geonorm", {"alphas": [0.9, 0.4, 0.7, 0.2, 0.5, 0.1]}),
     "pre normalised entry": ("pre", {"normalize_entry": True}),
 }
 
@@ -242,6 +243,8 @@ def test_failed_rewire_leaves_the_model_as_it_was(ids):
         rewire(stock, "geonrom")
     with pytest.raises(UserError, match="`alpha` must be positive"):
         rewire(stock, "geonorm", alpha=-1.0)
+    with pytest.raises(UserError, match="`alphas` has 4 step sizes, but 3 layers take 6"):
+        rewire(stock, "geonorm", alphas=[1.0] * 4)
     assert type(stock) is LlamaForCausalLM
     assert torch.equal(stock(ids).logits, before)
 
@@ -260,7 +263,7 @@ def test_headless_model(ids):
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "alphas" not in VARIANTS[variant][1]])
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_weight_is_drawn_by_its_rule(variant, tied):
     name, options = VARIANTS[variant]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from geonorm import geometry
-from geonorm.placements import Wiring, unit_rms
+from geonorm import UserError, geometry
+from geonorm.placements import Wiring, create, unit_rms
 from geonorm.schedules import step_sizes
 from placement_table import Recorder, wired
 from tolerances import EPS
@@ -28,6 +29,57 @@ def test_layers_share_a_step_or_sublayers_count_apart(decay):
         else:
             want = step_sizes(decay, 2.0, 10)
         assert got == want
+
+
+def test_step_sizes_can_be_given_one_by_one():
+    sizes = [8.0, 0.5, 1e-3, 2, 0.25, 0.125]
+    wiring = Wiring("geonorm", 8, 3, alphas=sizes, max_angle=None)
+    assert [connection.connection.alpha for connection in wiring.connections] == sizes
+    x = unit_rms(torch.randn(4, 8, dtype=torch.float64))
+    u = torch.randn(4, 8, dtype=torch.float64)
+    for connection, size in zip(wiring.connections, sizes, strict=True):
+        want = size * geometry.norm(geometry.tangent(x, u)) / geometry.norm(x)
+        got = geometry.angle(x, connection(x, Recorder(0.01 * u)))
+        torch.testing.assert_close(got, 0.01 * want.squeeze(-1))
+    learnable = Wiring("geonorm", 8, 3, alphas=sizes, learnable=True)
+    got = [float(connection.connection.alpha.detach()) for connection in learnable.connections]
+    assert got == pytest.approx(sizes, rel=1e-5)
+
+
+def test_given_step_sizes_survive_json_and_are_short_in_tables():
+    placement = create("geonorm", alphas=(1.0, 0.5))
+    options = json.loads(json.dumps(placement.options()))
+    assert options == placement.options()
+    assert options["alphas"] == [1.0, 0.5]
+    assert create("geonorm", **options) == placement
+    assert hash(placement) == hash(create("geonorm", **options))
+    assert create(placement, max_angle=None).alphas == (1.0, 0.5)
+    assert placement.label() == "geonorm(alphas=[2])"
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"alphas": [1.0, 1.0, 1.0]}, "`alphas` must be a list of step sizes, two a layer"),
+        ({"alphas": []}, "`alphas` must be a list"),
+        ({"alphas": 0.5}, "`alphas` must be a list"),
+        ({"alphas": "ab"}, "`alphas` must be a list"),
+        ({"alphas": [1.0, 0.0]}, r"`alphas\[1\]` must be positive, got 0"),
+        ({"alphas": [1.0, "1"]}, r"`alphas\[1\]` must be a positive number"),
+        ({"alphas": [1.0, math.nan]}, r"`alphas\[1\]` must be positive"),
+        ({"alphas": [1.0, 1.0], "alpha": 2.0}, "`alphas` gives every step size itself; leave `alpha` out"),
+        ({"alphas": [1.0, 1.0], "decay": "sqrt"}, "leave `decay` out"),
+        ({"alphas": [1.0, 1.0], "per": "sublayer"}, "leave `per` out"),
+    ],
+)
+def test_step_sizes_that_cannot_be(options, pattern):
+    with pytest.raises(UserError, match=pattern):
+        create("geonorm", **options)
+
+
+def test_step_sizes_for_another_depth():
+    with pytest.raises(UserError, match="`alphas` has 4 step sizes, but 3 layers take 6, two a layer"):
+        Wiring("geonorm", 8, 3, alphas=[1.0] * 4)
 
 
 def test_learnable_alpha_starts_where_it_should_and_learns():

@@ -12,7 +12,7 @@ import pytest
 from geonorm.errors import UserError
 from geonorm.report import write_report
 from geonorm.report.curves import loss_curve, running_mean
-from geonorm.report.figures import spread
+from geonorm.report.drawing import spread
 from geonorm.report.load import load_run, read_metrics
 from report_runs import (
     Page,

@@ -16,6 +16,7 @@ from geonorm import UserError
 from geonorm.data import Windows
 from geonorm.experiments.trials import ModelShape, Trial
 from geonorm.experiments.worker import build_model
+from geonorm.inspection.probe import gradient_norms, recorded_angles
 from geonorm.models import blocks
 from geonorm.placements import available, create
 from geonorm.storage import finite
@@ -29,7 +30,6 @@ from geonorm.training import (
     train,
 )
 from geonorm.training.evaluate import token_losses
-from geonorm.training.probe import gradient_norms, recorded_angles
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)
 SETTINGS = TrainSettings(

@@ -15,7 +15,7 @@ from geonorm.registration import register_on_demand
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "sphere_step"]
 
-_LATER = ("data", "experiments", "models", "report", "training")
+_LATER = ("conversion", "data", "evaluation", "experiments", "inspection", "models", "report", "training")
 
 # So that AutoModelForCausalLM.from_pretrained loads a rewired model; transformers itself is not imported by this.
 register_on_demand()

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import tyro
 
+from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
+from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
+from geonorm.inspection.config import InspectConfig
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -45,6 +48,45 @@ def report(out: Path) -> int:
     return 0
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def evaluate(config: EvalConfig) -> int:
+    """Evaluate a model, stock or rewired: tasks of lm-eval, perplexity and bits per byte on text."""
+    from rich.console import Console
+
+    from geonorm.evaluation.run import run_eval
+
+    run_eval(config, Console())
+    return 0
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def generate(config: GenerateConfig) -> int:
+    """Write on after prompts, printed as it comes."""
+    from geonorm.evaluation.run import run_generate
+
+    run_generate(config)
+    return 0
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def convert(config: ConvertConfig) -> int:
+    """Turn a trained Pre-Norm model into a GeoNorm model to train on from."""
+    from rich.console import Console
+
+    from geonorm.conversion.run import run_convert
+
+    run_convert(config, Console())
+    return 0
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def inspect_models(config: InspectConfig) -> int:
+    """Run text through trained models and show what every sub-layer does to the residual stream."""
+    from geonorm.report.inspection.show import inspect_and_report
+
+    return inspect_and_report(config)
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -69,4 +111,13 @@ def prepare(config: PrepareConfig) -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "prepare": prepare, "report": report, "placements": placements}
+COMMANDS = {
+    "compare": compare,
+    "prepare": prepare,
+    "report": report,
+    "inspect": inspect_models,
+    "placements": placements,
+    "eval": evaluate,
+    "generate": generate,
+    "convert": convert,
+}

@@ -273,6 +273,25 @@ def exp(x: Tensor, v: Tensor) -> Tensor:
     return retract(x, v, "exponential")
 
 
+def rotate(x: Tensor, v: Tensor, theta: Tensor, radius: float) -> Tensor:
+    """Turn x by the angle theta along the great circle towards v, and land at length ``radius``.
+
+    ``radius (cos(theta) x/|x| + sin(theta) v/|v|)``: unlike :func:`retract`, the angle is given and the length of v
+    does not matter, so that a step can be carried out whose angle was computed by another rule.
+
+    Args:
+        x: points, ``[..., d]``; a zero row has no direction and contributes none.
+        v: tangents at x (see :func:`tangent`), the same shape; a zero row contributes none, so that theta = pi turns x
+            into its opposite.
+        theta: angles in radians, ``[..., 1]``.
+        radius: length of the result where x and v are not zero.
+    """
+    length_x, length_v = norm(x), norm(v)
+    unit_x = x / torch.where(length_x == 0, 1.0, length_x)
+    unit_v = v / torch.where(length_v == 0, 1.0, length_v)
+    return radius * (theta.cos() * unit_x + theta.sin() * unit_v)
+
+
 def angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle between rows in radians, in [0, pi], ``[..., d] -> [...]``.
 

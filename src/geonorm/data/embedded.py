@@ -163,6 +163,20 @@ def docstrings(source: str) -> Iterator[str]:
         waiting.extend(reversed(inner))
 
 
+def library_documentation() -> Iterator[str]:
+    """Yield the documentation of the standard library as text, one document per module that has some.
+
+    Modules are read, never imported; what cannot be read or parsed is left out.
+    """
+    for _, path in _library_files():
+        try:
+            text = "\n\n".join(docstrings(path.read_text(encoding="utf-8")))
+        except (UnicodeDecodeError, SyntaxError, ValueError):
+            continue
+        if len(text) >= _SHORTEST_DOCUMENT:
+            yield text
+
+
 def _library_files() -> Iterator[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for name, path in _python_files(root, _NOT_LIBRARY | _GENERATED_FOLDERS):

@@ -7,6 +7,7 @@ if find_spec("transformers") is None:
 
 from geonorm.models.adapter import Adapter
 from geonorm.models.init import InitRow, init_report, init_weights
+from geonorm.models.load import load_model
 from geonorm.models.registry import register_families, supported_families
 from geonorm.models.rewiring import base_model, blocks, current_placement, rewire, stock_placement
 from geonorm.models.stock import LoadReport, load_stock
@@ -22,6 +23,7 @@ __all__ = [
     "current_placement",
     "init_report",
     "init_weights",
+    "load_model",
     "load_stock",
     "rewire",
     "stock_placement",

@@ -49,6 +49,8 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
                 f"{chosen.label()}"
             )
         return init_weights(model) if init else model
+    # Before anything is touched: options that do not fit the depth.
+    chosen.connection(Site(config.num_hidden_layers, "mlp", config.num_hidden_layers))
     adapter.check(config)
     new = copy.deepcopy(config)
     new.__class__ = adapter.rewired.config

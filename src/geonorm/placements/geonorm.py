@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ class GeoNorm(Placement):
             large update from wrapping around the sphere; it does not make every learning rate safe.
         learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
         normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
+        alphas: the step size of every sub-layer, attention of layer 1 first, two a layer; in place of alpha, decay and
+            per, which then keep their defaults. For a trained model whose steps follow no law.
     """
 
     name = "geonorm"
@@ -41,6 +43,7 @@ class GeoNorm(Placement):
     max_angle: float | None = math.pi / 4
     learnable: bool = False
     normalize_update: bool = False
+    alphas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         step_sizes(self.decay, self.alpha, 1)
@@ -51,16 +54,47 @@ class GeoNorm(Placement):
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
         check_flag(self, "learnable", "normalize_update")
+        if self.alphas is not None:
+            object.__setattr__(self, "alphas", self._checked_alphas(self.alphas))
+
+    def _checked_alphas(self, alphas: Any) -> tuple[float, ...]:
+        if not isinstance(alphas, (list, tuple)) or not alphas or len(alphas) % 2:
+            raise UserError(f"`alphas` must be a list of step sizes, two a layer, got {alphas!r}")
+        for name in ("alpha", "decay", "per"):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise UserError(f"`alphas` gives every step size itself; leave `{name}` out")
+        return tuple(check_positive(f"alphas[{index}]", value) for index, value in enumerate(alphas))
+
+    def options(self) -> dict[str, Any]:
+        """Every option with its value, JSON-able: ``alphas`` is a list."""
+        options = super().options()
+        return options if self.alphas is None else {**options, "alphas": list(self.alphas)}
+
+    def changed_options(self) -> dict[str, Any]:
+        """The options that differ from their defaults; a list of step sizes by its length."""
+        changed = super().changed_options()
+        return changed if self.alphas is None else {**changed, "alphas": f"[{len(self.alphas)}]"}
 
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius sqrt(d)."""
         return unit_rms(h)
 
     def alpha_at(self, site: Site) -> float:
-        """Step size at one site; the start value where it is learnable."""
+        """Step size at one site; the start value where it is learnable.
+
+        Raises:
+            UserError: ``alphas`` is for another number of layers.
+        """
+        index = 2 * (site.layer - 1) + (site.sublayer == "mlp")
+        if self.alphas is not None:
+            if len(self.alphas) != 2 * site.num_layers:
+                raise UserError(
+                    f"`alphas` has {len(self.alphas)} step sizes, but {site.num_layers} layers take "
+                    f"{2 * site.num_layers}, two a layer"
+                )
+            return self.alphas[index]
         if self.per == "layer":
             return step_sizes(self.decay, self.alpha, site.num_layers)[site.layer - 1]
-        index = 2 * (site.layer - 1) + (site.sublayer == "mlp")
         return step_sizes(self.decay, self.alpha, 2 * site.num_layers)[index]
 
     def connection(self, site: Site) -> Connection:

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.textpath import TextPath
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from geonorm.report import style
 from geonorm.report.curves import Curve, depth_curve, loss_curve, smoothing_window, top_of_pack
+from geonorm.report.drawing import Block, Line, Panel, depth_axes, draw_lines, name_lines, panel
 from geonorm.report.load import Run, Series
 from geonorm.report.sensitivity import draw_sensitivity, tried_rates
-
-WIDTH, HEIGHT = 6.0, 4.0
-LEFT, TOP, BOTTOM = 0.5, 0.42, 0.5
-ROW = 0.19
-LONGEST_DIRECT_LABEL = 22
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One drawing: the stem of its files, what it shows in words, and the figure."""
-
-    name: str
-    label: str
-    figure: Figure
-
-
-@dataclass(frozen=True)
-class Block:
-    """Panels that share a caption."""
-
-    key: str
-    panels: list[Panel]
-    caption: str
 
 
 def make_figures(run: Run) -> list[Block]:
@@ -65,12 +39,12 @@ def _loss(run: Run) -> Block | None:
     panels = []
     for kind, title in (("eval", "Validation loss"), ("train", "Training loss")):
         if drawn[kind]:
-            figure, axes = _panel(f"{title}, nats per token", "training step")
+            figure, axes = panel(f"{title}, nats per token", "training step")
             axes.set_ylim(low, high)
             axes.set_xlim(0, max(curve.x[-1] for _, curve in drawn[kind]))
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            _lines(figure, axes, drawn[kind], run.series, markers=False)
+            draw_lines(figure, axes, _lines(drawn[kind], run.series), markers=False)
             ends = ", ".join(f"{one.short} {curve.y[-1]:.3f}" for one, curve in drawn[kind])
             panels.append(Panel(f"loss-{kind}", f"{title} against training step. Last values: {ends}.", figure))
     seeds = " Lines are means over seeds, bands their full span." if _several_seeds(run) else ""
@@ -89,9 +63,9 @@ def _sensitivity(run: Run) -> Block | None:
     # Rates that differ only between placements, as tuned ones do, are no sensitivity.
     if all(len(tried_rates([one])) < 2 for one in shown):
         return None
-    figure, axes = _panel("Validation loss, nats per token", "peak learning rate")
+    figure, axes = panel("Validation loss, nats per token", "peak learning rate")
     ends, notes = draw_sensitivity(axes, shown, run.series)
-    _name_lines(figure, axes, ends, run.series)
+    name_lines(figure, axes, [(one.short, style.line_style(one, run.series), x, y) for one, x, y in ends])
     label = "Validation loss against learning rate for " + ", ".join(one.short for one in shown) + "."
     caption = (
         "Final validation loss against peak learning rate. Lines join the means over seeds; small dots are single "
@@ -149,118 +123,21 @@ def _depth_panels(run: Run, wanted, title) -> list[Panel]:
     panels = []
     for field, name, pairs in drawn:
         heading = title(field, max(step for _, (_, step) in pairs))
-        figure, axes = _panel(heading, "layer")
+        figure, axes = panel(heading, "layer")
         depth = max(len(curve.x) for _, (curve, _) in pairs)
-        axes.set_xlim(0.6, depth + 0.4)
-        axes.xaxis.set_major_locator(MaxNLocator(min(depth, 10), integer=True, min_n_ticks=1))
-        if log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(FixedLocator(_log_ticks(values.min(), values.max())))
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.set_ylim(values.min() / 1.25, values.max() * 1.25)
-        else:
-            axes.set_ylim(0, values.max() * 1.06)
-        _lines(figure, axes, [(one, curve) for one, (curve, _) in pairs], run.series, markers=depth <= 16)
+        depth_axes(axes, depth, values, log=log)
+        lines = _lines([(one, curve) for one, (curve, _) in pairs], run.series)
+        draw_lines(figure, axes, lines, markers=depth <= 16)
         ends = ", ".join(f"{one.short} {c.y[0]:.3g} to {c.y[-1]:.3g}" for one, (c, _) in pairs)
         panels.append(Panel(name, f"{heading} by layer, first to last layer: {ends}.", figure))
     return panels
 
 
-def _panel(title: str, x_label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="none")
-    axes = figure.add_axes(
-        (LEFT / WIDTH, BOTTOM / HEIGHT, 1 - (LEFT + 0.2) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT), facecolor="none"
-    )
-    # A heading reads faster than a turned axis label and takes no width from the plot.
-    figure.text(0.02 / WIDTH, 1 - 0.2 / HEIGHT, title, size=style.FONT_SIZE + 0.5, weight="bold", va="center")
-    axes.set_xlabel(x_label, loc="right", labelpad=3)
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(pad=4)
-    return figure, axes
-
-
-def _lines(figure: Figure, axes: Axes, pairs, all_series: Sequence[Series], *, markers: bool) -> None:
-    ends = []
-    for one, curve in reversed(pairs):
-        look = style.line_style(one, all_series)
-        if np.any(curve.high > curve.low):
-            axes.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.13, linewidth=0)
-        extra = {"markersize": 5, "markeredgecolor": style.PAPER[0], "markeredgewidth": 0.8}
-        if not markers:
-            look = {**look, "marker": "o" if len(curve.x) == 1 else ""}
-        front = {"zorder": 4, "linewidth": 2.3} if one.row["placement"] == "geonorm" else {"zorder": 3}
-        axes.plot(curve.x, curve.y, **look, **extra, **front)  # type: ignore[arg-type]
-        ends.append((one, float(curve.x[-1]), float(curve.y[-1])))
-    _name_lines(figure, axes, ends, all_series)
-
-
-def _name_lines(figure: Figure, axes: Axes, ends, all_series: Sequence[Series]) -> None:
-    """Write each name at the end of its line, or in rows under the axes where names are long or many."""
-    ends = [(one, x, y) for one, x, y in ends if np.isfinite(y)]
-    longest = max((len(one.short) for one, *_ in ends), default=0)
-    if longest > LONGEST_DIRECT_LABEL or len(ends) > 9:
-        _legend(figure, axes, [one for one, *_ in ends], all_series)
-        return
-    width = max((TextPath((0, 0), one.short, size=style.FONT_SIZE).get_extents().width for one, *_ in ends), default=0)
-    left, bottom, _, height = axes.get_position().bounds
-    axes.set_position((left, bottom, 1 - left - (width / 72 + 0.24) / WIDTH, height))
-    style.measure(figure)
-    points = [(axes.transData.transform((x, y)), one) for one, x, y in ends]
-    box = axes.get_window_extent()
-    points = [(x, min(max(y, box.y0), box.y1), one) for (x, y), one in points]
-    gap = style.FONT_SIZE * 1.25
-    for (x, y, one), label_y in zip(points, spread([y for _, y, _ in points], gap, box.y0, box.y1), strict=True):
-        colour = style.line_style(one, all_series)["color"]
-        right = box.x1 + 11
-        offset = {"xycoords": "figure pixels", "annotation_clip": False}
-        if abs(label_y - y) > 2 or right - x > 20:
-            arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
-            start = max(x, box.x1) if x > box.x1 - 8 else x
-            axes.annotate(
-                "", (right - 1, label_y), (start + 3, y), textcoords="figure pixels", arrowprops=arrow, **offset
-            )
-        axes.annotate(
-            one.short, (right + 2, label_y), color=colour, va="center_baseline", parse_math=False, **offset
-        )  # fmt: skip
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions as near as can be to ``wanted``, at least ``gap`` apart, from ``low`` to ``high`` if they fit."""
-    order = np.argsort(wanted, kind="stable")
-    groups: list[list[float]] = []  # each: sum of (wanted - offset inside the group), count
-    for value in (wanted[index] for index in order):
-        groups.append([value, 1])
-        while len(groups) > 1 and groups[-2][0] / groups[-2][1] + groups[-2][1] * gap > groups[-1][0] / groups[-1][1]:
-            total, count = groups.pop()
-            groups[-1][0] += total - count * groups[-1][1] * gap
-            groups[-1][1] += count
-    placed = [total / count + step * gap for total, count in groups for step in range(int(count))]
-    for index in range(len(placed)):
-        placed[index] = max(placed[index], low + index * gap)
-    for index in reversed(range(len(placed))):
-        placed[index] = min(placed[index], high - (len(placed) - 1 - index) * gap)
-    result = [0.0] * len(placed)
-    for position, index in zip(placed, order, strict=True):
-        result[index] = position
-    return result
-
-
-def _legend(figure: Figure, axes: Axes, shown: list[Series], all_series: Sequence[Series]) -> None:
-    left, bottom, width, height = axes.get_position().bounds
-    extra = ROW * len(shown) + 0.1
-    tall = HEIGHT + extra
-    figure.set_size_inches(WIDTH, tall)
-    axes.set_position((left, (bottom * HEIGHT + extra) / tall, width, height * HEIGHT / tall))
-    for text in figure.texts:
-        text.set_y(1 - 0.2 / tall)
-    ordered = sorted(shown, key=lambda one: next(i for i, other in enumerate(all_series) if other is one))
-    for index, one in enumerate(ordered):
-        y = (extra - 0.05 - ROW * (index + 0.5)) / tall
-        look = style.line_style(one, all_series)
-        axes.plot([left, left + 0.07], [y, y], transform=figure.transFigure, clip_on=False, markersize=0, **look)  # type: ignore[arg-type]
-        figure.text(left + 0.085, y, one.short, color=look["color"], va="center_baseline", parse_math=False)
+def _lines(pairs: Sequence[tuple[Series, Curve]], all_series: Sequence[Series]) -> list[Line]:
+    return [
+        Line(one.short, style.line_style(one, all_series), curve, front=one.row["placement"] == "geonorm")
+        for one, curve in pairs
+    ]
 
 
 def _loss_limits(curves: list[Curve]) -> tuple[float, float]:
@@ -269,12 +146,6 @@ def _loss_limits(curves: list[Curve]) -> tuple[float, float]:
     early = float(np.median([np.interp(0.3 * curve.x[-1], curve.x, curve.y) for curve in curves]))
     high = max(early, last + 0.3 * (last - low), low + 0.05)
     return low - 0.04 * (high - low), high
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    steps = (1, 2, 5) if high / low < 300 else (1,)
-    powers = range(int(np.floor(np.log10(low))) - 1, int(np.ceil(np.log10(high))) + 1)
-    return [step * 10.0**power for power in powers for step in steps]
 
 
 def _several_seeds(run: Run) -> bool:

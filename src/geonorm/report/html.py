@@ -14,6 +14,7 @@ from geonorm.errors import UserError
 from geonorm.report import format as fmt
 from geonorm.report import style
 from geonorm.report.curves import top_of_pack
+from geonorm.report.drawing import Block
 from geonorm.report.figures import make_figures
 from geonorm.report.finding import Finding, describe
 from geonorm.report.load import Run, load_run
@@ -76,23 +77,41 @@ def write_report(out_dir: Path) -> Path:
     run = load_run(out_dir)
     figures_dir = out_dir / "figures"
     path = out_dir / "report.html"
-    blocks = []
     try:
         with style.context():
-            drawn = make_figures(run)
-            figures_dir.mkdir(exist_ok=True)
-            for block in drawn:
-                panels = []
-                for panel in block.panels:
-                    style.save_files(panel.figure, figures_dir / panel.name)
-                    svg = style.inline_svg(panel.figure, panel.name, str(escape(panel.label)))
-                    # Safe: drawn by matplotlib, which escapes the text it draws; the label is escaped above.
-                    panels.append(Markup(svg))
-                blocks.append({"title": HEADINGS[block.key], "panels": panels, "caption": block.caption})
+            blocks = page_blocks(make_figures(run), figures_dir, HEADINGS)
         path.write_text(render(run, describe(run.results), blocks), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report into {out_dir}: {error}") from None
     return path
+
+
+def templates() -> Environment:
+    """The page's templates, which escape every text that they are given."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["minus"] = lambda text: str(text).replace("-", "\N{MINUS SIGN}")
+    return environment
+
+
+def page_blocks(drawn: list[Block], figures_dir: Path, headings: dict[str, str]) -> list[dict[str, Any]]:
+    """Save every panel as SVG and PDF and return the blocks for the template; call inside `style.context`."""
+    figures_dir.mkdir(parents=True, exist_ok=True)
+    blocks = []
+    for block in drawn:
+        panels = []
+        for panel in block.panels:
+            style.save_files(panel.figure, figures_dir / panel.name)
+            svg = style.inline_svg(panel.figure, panel.name, str(escape(panel.label)))
+            # Safe: drawn by matplotlib, which escapes the text it draws; the label is escaped above.
+            panels.append(Markup(svg))
+        blocks.append({"title": headings[block.key], "panels": panels, "caption": block.caption})
+    return blocks
 
 
 def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
@@ -103,39 +122,36 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
         finding: the sentences.
         blocks: one dict a figure: ``title``, ``panels`` (SVG markup) and ``caption``.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["minus"] = lambda text: str(text).replace("-", "\N{MINUS SIGN}")
     results = run.results
     cells = summary_cells(results)
     dots, scale = _dots(cells)
     kinds = interval_kinds([entry.row for entry in cells])
     reference = reference_row([entry.row for entry in cells])
-    return environment.get_template("template.html.j2").render(
-        finding=finding,
-        facts=_facts(results),
-        cells=list(zip(cells, dots, strict=True)),
-        scale=scale,
-        kinds=sorted(kinds),
-        kinds_text=_kinds_text(kinds),
-        reference=reference["label"] if reference else None,
-        blocks=blocks,
-        remarks=run.remarks,
-        notes=results["notes"],
-        speeds=_speeds(run),
-        trials=_trials(results),
-        settings={key: fmt.setting(value) for key, value in results["settings"].items()},
-        corpus=_corpus(results["corpus"]),
-        environment={key: fmt.setting(value) for key, value in results["environment"].items()},
-        command=results["command"],
-        corpus_name=results["corpus"].get("name") or "unnamed corpus",
-        date=str(results["environment"].get("date") or ""),
-        colours=style.CSS_COLOURS,
+    return (
+        templates()
+        .get_template("template.html.j2")
+        .render(
+            finding=finding,
+            facts=_facts(results),
+            cells=list(zip(cells, dots, strict=True)),
+            scale=scale,
+            kinds=sorted(kinds),
+            kinds_text=_kinds_text(kinds),
+            reference=reference["label"] if reference else None,
+            blocks=blocks,
+            remarks=run.remarks,
+            notes=results["notes"],
+            speeds=_speeds(run),
+            trials=_trials(results),
+            settings={key: fmt.setting(value) for key, value in results["settings"].items()},
+            corpus=_corpus(results["corpus"]),
+            environment={key: fmt.setting(value) for key, value in results["environment"].items()},
+            command=results["command"],
+            eyebrow="Where should a Transformer normalise?",
+            subject=results["corpus"].get("name") or "unnamed corpus",
+            date=str(results["environment"].get("date") or ""),
+            colours=style.CSS_COLOURS,
+        )
     )
 
 
