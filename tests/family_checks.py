@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from family_models import VOCABULARY, adapter_of, moved, prompts, rewired_model, stock_config, stock_model
 from geonorm import UserError
@@ -34,7 +34,7 @@ def same_state(one, two):
 
 
 def save_and_reload(family, placement, folder):
-    """H1: altered weights come back bit for bit, through the automatic classes and through ours."""
+    """Altered weights come back bit for bit, through the automatic classes and through ours."""
     model, ids = make(family, placement), prompts(2, 9)
     expected = model(ids).logits
     model.save_pretrained(folder)
@@ -53,7 +53,7 @@ def save_and_reload(family, placement, folder):
 
 
 def generate(family, placement, folder):
-    """H2: prompts of 3 and 9 tokens, left-padded together and alone, cache on and off; also sampling and beams."""
+    """Prompts of 3 and 9 tokens, left-padded together and alone, cache on and off; also sampling and beams."""
     model = make(family, placement)
     short, long = prompts(1, 3), prompts(1, 9, seed=1)
     padded = torch.cat([torch.cat([torch.zeros(1, 6, dtype=torch.long), short], 1), long])
@@ -77,7 +77,7 @@ def generate(family, placement, folder):
 
 
 def configuration(family, placement, folder):
-    """H3: every field at another value survives saving; so does a larger vocabulary, tied and untied."""
+    """Every field at another value survives saving; so does a larger vocabulary, tied and untied."""
     adapter = adapter_of(family)
     config = adapter.rewired.config(
         **{**changed_fields(family), "placement": placement, "placement_options": OPTIONS.get(placement)}
@@ -122,7 +122,7 @@ def changed_fields(family):
 
 
 def rewire_twice(family, placement, folder):
-    """H4: another model stays as it is, a second rewiring is a no-op or an error in one line."""
+    """Another model stays as it is, a second rewiring is a no-op or an error in one line."""
     config = stock_config(family)
     one, two = (adapter_of(family).stock.causal_lm(config).eval() for _ in range(2))
     ids = prompts(2, 9)
@@ -147,7 +147,7 @@ def rewire_twice(family, placement, folder):
 
 
 def attention_kernels(family, placement, folder):
-    """Eager, sdpa and flex attention give the same logits."""
+    """Eager, sdpa and flex attention, where the family supports them, give the same logits; returns which were run."""
     model, ids = make(family, placement), prompts(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
@@ -155,12 +155,15 @@ def attention_kernels(family, placement, folder):
     # On a CPU flex attention has no backward pass.
     model.requires_grad_(False)
     expected = model(ids, attention_mask=mask).logits
+    kinds = ["eager"]
     for kind, supported in (("sdpa", model._supports_sdpa), ("flex_attention", model._supports_flex_attn)):
         if supported:
             model.set_attn_implementation(kind)
             assert model.config._attn_implementation == kind
             got = model(ids, attention_mask=mask).logits
             torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=SAME_LOGITS, rtol=SAME_LOGITS)
+            kinds.append(kind.removesuffix("_attention"))
+    return ", ".join(kinds)
 
 
 def recorded(family, placement, folder):
@@ -203,7 +206,7 @@ def bfloat16(family, placement, folder):
 
 
 def drawn_by_rule(family, placement, folder):
-    """P1: every weight, and every part of a fused one, has the standard deviation of its rule; constants are exact."""
+    """Every weight, and every part of a fused one, has the standard deviation of its rule; constants are exact."""
     config = adapter_of(family).rewired.config(
         **stock_settings(stock_config(family, hidden_size=64)), placement=placement
     )
@@ -250,6 +253,50 @@ def trains(family, placement, folder):
     assert losses[-1] < losses[0]
 
 
+def trainer(family, placement, folder):
+    """transformers' trainer takes two steps and saves a checkpoint that loads."""
+    pytest.importorskip("accelerate")
+    model = make(family, placement)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=1e-3,
+        save_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rows = [{"input_ids": row, "labels": row} for row in prompts(4, 8)]
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    assert all(not torch.equal(value, before[name]) for name, value in model.named_parameters())
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "checkpoint-2").eval()
+    assert current_placement(loaded) == current_placement(model)
+    assert torch.equal(loaded(prompts(1, 5)).logits, model.eval()(prompts(1, 5)).logits)
+
+
+def adapter(family, placement, folder):
+    """A LoRA adapter of peft trains alone, is saved, and comes back on a reloaded model."""
+    peft = pytest.importorskip("peft")
+    model, ids = make(family, placement), prompts(2, 7)
+    model.save_pretrained(folder / "base")
+    plain = model(ids).logits
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert torch.equal(tuned(ids).logits, plain)
+    tuned.train()(ids, labels=ids).loss.backward()
+    trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora" in name for name, parameter in tuned.named_parameters() if parameter.requires_grad)
+    torch.optim.SGD(trained, lr=1.0).step()
+    expected = tuned.eval()(ids).logits
+    assert not torch.equal(expected, plain)
+    tuned.save_pretrained(folder / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    loaded = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
+    assert torch.equal(loaded(ids).logits, expected)
+
+
 CHECKS = {
     "save, reload": save_and_reload,
     "generate": generate,
@@ -260,4 +307,8 @@ CHECKS = {
     "bfloat16": bfloat16,
     "init": drawn_by_rule,
     "training": trains,
+    "trainer": trainer,
+    "adapter": adapter,
 }
+# Quick in every combination; the others are quick in some and slow in the rest.
+EVERYWHERE = ("save, reload", "generate", "configuration", "rewire twice")

@@ -1,0 +1,94 @@
+"""Write docs/families.md: what is special about each family, and which checks it passed in how many placements.
+
+``python tests/write_families.py`` runs every check of ``family_checks.py`` for every family in every placement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+from family_checks import CHECKS
+from family_models import FAMILIES, PLACEMENTS, adapter_of, stock_model
+from geonorm.models import stock_placement
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+INTRODUCTION = """# Families of models
+
+`geonorm.models.rewire(model, placement)` gives a decoder of these Hugging Face families any placement. The model keeps
+its own attention, MLP, embeddings and head; its block gets the placement's connections around the first two.
+
+The column "placement" is what the stock class wires, as `geonorm.models.stock_placement(model)` names it. Rewiring to
+it changes no bit of the logits. Our classes are named after the stock ones, `GeonormLlamaForCausalLM` after
+`LlamaForCausalLM`, with `geonorm_llama` as the type in the configuration.
+
+"""
+LIMITS = """
+What a stock block does to a sub-layer's output before the addition counts as part of the sub-layer in every placement:
+dropout (`phi3`, `gpt_neox`; in `gpt2` it is inside the sub-layers) and the `residual_multiplier` of `granite`. So a
+norm on the output (`sandwich`, `output`) comes after them and undoes the multiplier. Multipliers on embedding,
+attention and logits stay as they are; a placement that normalises the entry undoes the one on the embedding.
+
+`geonorm.models.load_stock(folder, placement)` reads a stock checkpoint, keeps every weight that has a place, and gives
+the model back with a report of the norms that had none and of those that are new.
+
+Not supported: encoders, models with cross-attention, other heads than the language-model head, mixtures of experts.
+`geonorm.placements.Wiring` serves models of one's own.
+"""
+
+
+def family_rows() -> list[str]:
+    """One line of the first table for each family."""
+    rows = []
+    for family in FAMILIES:
+        adapter, placement = adapter_of(family), stock_placement(stock_model(family))
+        stock = f"`{adapter.stock.causal_lm.__name__}`, `{adapter.stock.model.__name__}`"
+        rows.append(f"| {family} | {stock} | `{placement.label()}` | {adapter.note} |")
+    return rows
+
+
+def outcome(family: str, check: str) -> str:
+    """In how many placements a family passed a check, and what the check says about it."""
+    passed, notes = 0, set()
+    for placement in PLACEMENTS:
+        with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as sink:
+            try:
+                with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+                    note = CHECKS[check](family, placement, Path(folder))
+            except Exception as error:
+                print(f"{family}, {placement}, {check}: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
+        passed += 1
+        notes |= {note} if note else set()
+    return f"{passed}/{len(PLACEMENTS)}" + "".join(f" ({note})" for note in sorted(notes))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    lines = ["| family | stock classes | placement | special |", "|---|---|---|---|", *family_rows(), LIMITS]
+    placements = ", ".join(f"`{name}`" for name in PLACEMENTS)
+    lines += [
+        "## What was run",
+        "",
+        f"Tiny random models (width 32, two layers) in the placements {placements}, on a CPU with torch",
+        f"{torch.__version__.partition('+')[0]} and transformers {transformers.__version__}; written by "
+        "`python tests/write_families.py`. Placements passed of placements tried:",
+        "",
+        f"| family | {' | '.join(CHECKS)} |",
+        f"|---|{'---|' * len(CHECKS)}",
+    ]
+    for family in FAMILIES:
+        lines.append(f"| {family} | {' | '.join(outcome(family, check) for check in CHECKS)} |")
+        print(lines[-1])
+    lines += ["", *(f"- **{name}**: {check.__doc__}" for name, check in CHECKS.items()), ""]
+    PAGE.write_text(INTRODUCTION + "\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
