@@ -25,6 +25,7 @@ PAGES = ["It was the best of times, it was the worst.", "Each layer gives a dire
 
 @pytest.fixture
 def task_folder(tmp_path):
+    pytest.importorskip("lm_eval")
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))

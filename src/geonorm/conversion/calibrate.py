@@ -79,10 +79,11 @@ def calibrate(model: Any, ids: Tensor, moves: dict[Key, tuple[float, float]], me
     if method not in METHODS:
         raise unknown("calibration method", method, METHODS)
     found: list[Calibration] = []
+    retraction = _connection(model, Site(1, "attention", len(blocks(model)))).retraction
 
     def choose(site: Site, across: float) -> float:
         angle = moves[site.layer, site.sublayer][0]
-        alpha = _inverse(blocks(model)[site.layer - 1].placement.retraction, angle, site) / across if across else 0.0
+        alpha = _inverse(retraction, angle, site) / across if across else 0.0
         if not 0 < alpha < math.inf:
             raise UserError(
                 f"{site.sublayer} {site.layer} moves nothing on the calibration text (angle {angle:.3g}), so it has no "

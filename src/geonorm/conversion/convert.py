@@ -14,7 +14,6 @@ from geonorm.conversion.fold import fold, input_norms, without_gains
 from geonorm.errors import UserError, unknown
 from geonorm.inspection.measure import as_rewired
 from geonorm.models import rewire
-from geonorm.models.rewiring import Model
 
 # Folding multiplies before the sum instead of in it: a few roundings a sub-layer, which the depth adds up.
 _FOLDED = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -42,7 +41,7 @@ class Conversion:
 
 
 def convert_model(
-    model: Model,
+    model: nn.Module,
     ids: Tensor,
     *,
     method: str = "sequential",

@@ -63,12 +63,12 @@ def generate(
         UserError: a prompt longer than the model's positions, no chat template where one is asked for, or an empty
             prompt and no token to begin with.
     """
-    out = out or sys.stdout
+    where = out or sys.stdout
     texts = []
     for number, prompt in enumerate(prompts):
         if number:
-            print(file=out)
-        texts.append(_write_on(model, tokenizer, prompt, settings, out))
+            print(file=where)
+        texts.append(_write_on(model, tokenizer, prompt, settings, where))
     return texts
 
 

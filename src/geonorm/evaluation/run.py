@@ -99,17 +99,15 @@ def _plain(value: Any) -> Any:
 
 
 def _text_table(model: str, found: dict[str, Any]) -> Table:
-    table = Table(title=f"{model} on text", title_justify="left")
-    for name in ("nats/token", "perplexity", "bits/byte", "documents", "tokens", "bytes", "window", "stride"):
-        table.add_column(name, justify="right")
-    table.add_row(
-        f"{found['loss']:.4f}",
-        f"{found['perplexity']:.4g}",
-        f"{found['bits_per_byte']:.4f}",
-        *(f"{found[f'num_{name}']:,}" for name in ("documents", "tokens", "bytes")),
-        str(found["length"]),
-        str(found["stride"]),
-    )
+    table = Table(title=f"{model} on text", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("bits per byte", f"{found['bits_per_byte']:.4f}")
+    table.add_row("nats per token", f"{found['loss']:.4f}")
+    table.add_row("perplexity", f"{found['perplexity']:.4g}")
+    for name in ("documents", "tokens", "bytes"):
+        table.add_row(name, f"{found[f'num_{name}']:,}")
+    table.add_row("window, stride", f"{found['length']}, {found['stride']}")
     if found["num_unknown"]:
         table.caption = f"{found['num_unknown']:,} tokens are unknown to the tokenizer, so bits/byte is too low"
     return table

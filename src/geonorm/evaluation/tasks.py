@@ -53,14 +53,17 @@ def evaluate_tasks(
     """
     _check(tasks, limit, num_fewshot, batch, include_path)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
+    import lm_eval
+    from lm_eval.models import huggingface
 
+    # Decorators and arguments that its annotations do not tell apart.
+    run: Any = lm_eval.simple_evaluate
+    wrapper: Any = huggingface.HFLM
     manager, loaded = _load(tasks, include_path)
     # Loading is done; doing it twice would read all data twice.
-    manager.load = lambda *args, **options: loaded  # type: ignore[method-assign]
-    results = simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch),
+    manager.load = lambda *args, **options: loaded
+    results = run(
+        model=wrapper(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch),
         tasks=list(tasks),
         task_manager=manager,
         limit=int(limit) if limit is not None and limit >= 1 else limit,
@@ -92,7 +95,7 @@ def _check(
 def _load(tasks: Sequence[str], include_path: Sequence[Path]) -> tuple[Any, Any]:
     from lm_eval.tasks import TaskManager
 
-    own = [str(path) for path in include_path]
+    own: list[str | Path] = [*include_path]
     if own:
         # Looking through the thousands of stock task files takes seconds, and own tasks seldom need them.
         manager = TaskManager(include_path=own, include_defaults=False)
