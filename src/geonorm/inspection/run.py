@@ -54,6 +54,7 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
             with console.status(f"inspecting {name}", spinner="line"):
                 models.append(_inspect_source(source, name, text, config))
         else:
+            console.print(f"inspecting {name}", markup=False, highlight=False, soft_wrap=True)
             models.append(_inspect_source(source, name, text, config))
     results = {
         "format": FORMAT,

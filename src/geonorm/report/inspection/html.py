@@ -49,11 +49,20 @@ def write_inspection(out: Path, results: dict[str, Any]) -> Path:
     """
     try:
         with style.context():
-            blocks = page_blocks(make_figures(results), out / "figures", HEADINGS)
+            drawn = make_figures(results)
+            blocks = page_blocks(drawn, out / "figures", HEADINGS)
+        _remove_others(out / "figures", {panel.name for block in drawn for panel in block.panels})
         write_text(out / PAGE, _render(results, blocks))
     except OSError as error:
         raise UserError(f"cannot write the report into {out}: {error}") from None
     return out / PAGE
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Remove figures of an inspection that was here before: other models have other panels."""
+    for path in folder.iterdir():
+        if path.suffix in (".svg", ".pdf") and path.stem not in names:
+            path.unlink()
 
 
 def _render(results: dict[str, Any], blocks: list[dict[str, Any]]) -> str:
