@@ -28,7 +28,7 @@ from geonorm.training import (
     parameter_groups,
     train,
 )
-from geonorm.training.evaluate import token_losses
+from geonorm.training.evaluation import token_losses
 from geonorm.training.probe import gradient_norms, recorded_angles
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)

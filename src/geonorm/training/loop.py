@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from geonorm.data import Windows
-from geonorm.training.evaluate import Evaluation, autocast, evaluate, token_losses, undisturbed
+from geonorm.training.evaluation import Evaluation, autocast, evaluate, token_losses, undisturbed
 from geonorm.training.optimizer import make_optimizer
 from geonorm.training.probe import gradient_norms, recorded_angles
 from geonorm.training.settings import TrainSettings
