@@ -14,9 +14,9 @@ import torch
 from corpora import small_corpus
 from geonorm import UserError
 from geonorm.data import Windows
-from geonorm.experiments.trials import ModelShape, Trial
+from geonorm.experiments.trials import Trial
 from geonorm.experiments.worker import build_model
-from geonorm.models import blocks
+from geonorm.models import ModelShape, blocks
 from geonorm.placements import available, create
 from geonorm.storage import finite
 from geonorm.training import (

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from geonorm.training.evaluation import Evaluation, evaluate
     from geonorm.training.loop import Outcome, train
     from geonorm.training.metrics import MetricsFile
-    from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
+    from geonorm.training.optimizer import make_optimizer, parameter_groups
+    from geonorm.training.schedule import lr_factor
     from geonorm.training.settings import TrainSettings
 
 # Imported when first named, so that the command line can show its help without loading the models.
@@ -19,7 +20,7 @@ _HOMES = {
     "RunConfig": "config",
     "TrainSettings": "settings",
     "evaluate": "evaluation",
-    "lr_factor": "optimizer",
+    "lr_factor": "schedule",
     "make_optimizer": "optimizer",
     "parameter_groups": "optimizer",
     "train": "loop",

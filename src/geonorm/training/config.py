@@ -34,7 +34,8 @@ class ModelConfig:
         kv_heads: heads of keys and values; None for as many as ``heads``.
         mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
         tie_embeddings: one matrix for embedding and head.
-        placement: name of the placement; options: its options, see ``geonorm placements``.
+        placement: name of the placement; None for geonorm, or what the model in ``start`` has.
+        options: of the placement, see ``geonorm placements``.
     """
 
     start: Path | None = None
@@ -45,7 +46,7 @@ class ModelConfig:
     kv_heads: int | None = None
     mlp_width: int | None = None
     tie_embeddings: bool = False
-    placement: str = "geonorm"
+    placement: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -295,6 +296,11 @@ class RunConfig:
                 f"`schedule.warmup` {self.warmup_steps} and `schedule.decay` {self.decay_steps} together are longer "
                 f"than `steps` {self.steps}"
             )
+
+    def filled(self) -> RunConfig:
+        """Return it with the lengths of warm-up and decay spelled out, so that they stay if ``steps`` changes."""
+        schedule = dataclasses.replace(self.schedule, warmup=self.warmup_steps, decay=self.decay_steps)
+        return dataclasses.replace(self, schedule=schedule)
 
     @property
     def warmup_steps(self) -> int:

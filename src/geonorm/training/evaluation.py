@@ -12,13 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from geonorm.training.ranks import Ranks, solo
+
+# The label that losses leave out, torch's own; as an input it stands for padding.
+IGNORED = -100
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Result on fixed windows.
 
     Attributes:
-        loss: mean nats a token, over all tokens of all windows.
+        loss: mean nats a token, over all tokens of all windows that have a label.
         bits_per_byte: bits for each byte of text that the target tokens stand for.
         window_losses: mean nats a token of each window, float64 ``[num_windows]``.
     """
@@ -29,8 +34,11 @@ class Evaluation:
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
-    """Loss of each target token in float32, ``[batch, length]``, for windows ``[batch, length + 1]`` of ids."""
-    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    """Loss of each target token in float32, ``[batch, length]``, for windows ``[batch, length + 1]`` of ids.
+
+    Targets of -100 have the loss 0.
+    """
+    logits = model(input_ids=windows[:, :-1].clamp_min(0), use_cache=False).logits
     targets = windows[:, 1:]
     losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
     return losses.view(targets.shape)
@@ -40,9 +48,10 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards the mode and the random stream are as they were."""
     was_training = model.training
+    device = next(model.parameters()).device
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         model.train(was_training)
@@ -53,17 +62,41 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+def num_labels(windows: np.ndarray) -> int:
+    """Number of target tokens in windows ``[num_windows, length + 1]`` that have a label."""
+    return int(np.count_nonzero(windows[:, 1:] != IGNORED))
+
+
 def evaluate(
-    model: nn.Module, windows: np.ndarray, token_bytes: np.ndarray, *, batch: int, precision: str
+    model: nn.Module,
+    windows: np.ndarray,
+    token_bytes: np.ndarray,
+    *,
+    batch: int,
+    precision: str,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
-    """Evaluate on windows ``[num_windows, length + 1]``; ``batch`` changes nothing but speed and rounding."""
+    """Evaluate on windows ``[num_windows, length + 1]``; ``batch`` changes nothing but speed and rounding.
+
+    Several ranks share the windows; each gets the whole result.
+    """
     device = next(model.parameters()).device
+    ranks = ranks or solo(device)
+    # Every rank takes as many passes as the others, because passes of a model that is cut over them are made together.
+    share = -(-len(windows) // ranks.size)
+    mine = windows[np.minimum(np.arange(ranks.rank * share, (ranks.rank + 1) * share), len(windows) - 1)]
     rows = []
     with undisturbed(model), autocast(device, precision):
-        for start in range(0, len(windows), batch):
-            ids = torch.from_numpy(windows[start : start + batch]).to(device)
-            rows.append(token_losses(model, ids).double().cpu().numpy())
-    losses = np.concatenate(rows)
-    num_bytes = int(token_bytes[windows[:, 1:]].sum())
+        for start in range(0, len(mine), batch):
+            ids = torch.from_numpy(mine[start : start + batch]).to(device)
+            rows.append(token_losses(model, ids).cpu().numpy())
+    losses = ranks.concatenate(np.concatenate(rows))[: len(windows)].astype(np.float64)
+    targets = windows[:, 1:]
+    labelled = targets != IGNORED
+    num_bytes = int(token_bytes[targets[labelled]].sum())
     bits = float(losses.sum()) / math.log(2)
-    return Evaluation(float(losses.mean()), bits / num_bytes if num_bytes else math.nan, losses.mean(axis=1))
+    return Evaluation(
+        loss=float(losses.sum()) / np.count_nonzero(labelled),
+        bits_per_byte=bits / num_bytes if num_bytes else math.nan,
+        window_losses=losses.sum(axis=1) / np.count_nonzero(labelled, axis=1),
+    )

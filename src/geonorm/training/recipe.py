@@ -246,7 +246,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     # Options belong to their placement: another placement's would be unknown to it, or mean something else.
-    if "placement" in over and base.get("placement", over["placement"]) != over["placement"]:
+    if "placement" in over and base.get("placement") not in (None, over["placement"]):
         merged["options"] = over.get("options", {})
     return merged
 
