@@ -83,6 +83,20 @@ def train(
     return run(resolved, out, resume=resume, overwrite=overwrite)
 
 
+def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) -> int:
+    """Write a run's model and tokenizer as a Hugging Face folder.
+
+    Args:
+        run: folder of the run
+        out: folder to write
+        step: checkpoint to take; the newest good one if left out
+    """
+    from geonorm.training.export import export as write
+
+    write(run, out, step=step, say=print)
+    return 0
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -94,4 +108,4 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "train": train, "report": report, "placements": placements}
+COMMANDS = {"compare": compare, "train": train, "export": export, "report": report, "placements": placements}
