@@ -1,8 +1,8 @@
 """A run that is killed again and again ends as one that is not: ``python -m benchmarks.soak --kills 20``.
 
-One run goes to its end undisturbed. Another one is killed (SIGKILL) at random instants, every other time while a checkpoint
-is being written, and started again with ``--resume`` each time. Weights, moments, random streams, counters and metrics
-of the two must be equal bit for bit.
+One run goes to its end undisturbed. Another one is killed (SIGKILL) at random instants, every other time while a
+checkpoint is being written, and started again with ``--resume`` each time. Weights, moments, random streams, counters
+and metrics of the two must be equal bit for bit.
 """
 
 from __future__ import annotations
