@@ -61,10 +61,18 @@ def kill_while_saving(run: subprocess.Popen, checkpoints: Path, chooser: random.
     return False
 
 
-def kill_at_random(run: subprocess.Popen, chooser: random.Random) -> bool:
-    """Kill after up to 12 seconds, start-up included; false if the run ended before."""
+def kill_at_random(run: subprocess.Popen, log: Path, chooser: random.Random) -> bool:
+    """Kill while it starts, or within two seconds of training; false if the run ended before."""
+    begin = log.stat().st_size
+    starting = chooser.random() < 0.2
+    while not starting and run.poll() is None:
+        with log.open("rb") as file:
+            file.seek(begin)
+            if b"\nstep " in b"\n" + file.read():
+                break
+        time.sleep(0.01)
     try:
-        run.wait(timeout=chooser.uniform(1, 12))
+        run.wait(timeout=chooser.uniform(0, 5 if starting else 2))
     except subprocess.TimeoutExpired:
         run.send_signal(signal.SIGKILL)
         return True
@@ -103,7 +111,10 @@ def main() -> int:
             saving = counts["saving"] <= counts["random"]
             run = start(recipe, options.data, folder / "killed", options.steps)
             checkpoints = folder / "killed" / "checkpoints"
-            killed = kill_while_saving(run, checkpoints, chooser) if saving else kill_at_random(run, chooser)
+            if saving:
+                killed = kill_while_saving(run, checkpoints, chooser)
+            else:
+                killed = kill_at_random(run, folder / "killed.log", chooser)
             run.wait()
             if not killed:
                 break
