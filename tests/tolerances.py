@@ -25,6 +25,14 @@ RADIUS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 # A sum over many rows of bfloat16 inputs, reduced in float32.
 REDUCED = 0.01
 
+# Two ranks against one process, relative: float32 sums of a few dozen terms in another order, 1e-6. A mean of means
+# over ragged labels is wrong in the second digit.
+TWO_RANKS = 8 * EPS[torch.float32]
+
+# Muon's orthogonalisation works in bfloat16; cut over ranks it adds in another order. One rounding of an update, times
+# the learning rate (4e-3), a few steps.
+MUON_SHARDED = 0.05 * EPS[torch.bfloat16]
+
 
 # Logits of one tiny float32 model by two routes (padded or alone, cached or not, another attention kernel), near 1 in
 # size: some eighty roundings.

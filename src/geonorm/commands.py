@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -11,6 +12,10 @@ from geonorm.data.options import PrepareConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
 from geonorm.inspection.config import InspectConfig
+
+_Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
+_Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
+_Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -45,6 +50,54 @@ def report(out: Path) -> int:
     from geonorm.report import write_report
 
     print(f"report: {write_report(out)}")
+    return 0
+
+
+def train(
+    overrides: _Overrides = (),
+    /,
+    config: _Appended = (),
+    out: Path = Path("runs/train"),
+    resume: bool = False,
+    overwrite: bool = False,
+    parallel: _Parallel = None,
+    show: bool = False,
+) -> int:
+    """Train one model: a recipe, resumable, on one or many GPUs.
+
+    Args:
+        overrides: values of the recipe to change, such as optimizer.lr=1e-3; --show lists all of them
+        config: YAML recipe; given more than once, later ones win
+        out: folder for checkpoints, metrics and result
+        resume: go on with what the folder holds; starts anew where it holds nothing
+        overwrite: delete the run that the folder holds, and start anew
+        parallel: over the ranks that torchrun started; short for parallel=...
+        show: print the resolved recipe and stop
+    """
+    from geonorm.training.folder import read_config
+    from geonorm.training.recipe import dump
+
+    words = [*overrides, *([f"parallel={parallel}"] if parallel else [])]
+    resolved = read_config(out, config, words, resume=resume)
+    if show:
+        print(dump(resolved), end="")
+        return 0
+    from geonorm.training.run import run
+
+    return run(resolved, out, resume=resume, overwrite=overwrite)
+
+
+def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) -> int:
+    """Write a run's model and tokenizer as a Hugging Face folder.
+
+    Args:
+        run: folder of the run
+        out: folder to write
+        step: checkpoint to take; the newest good one if left out
+    """
+    from geonorm.training.export import export as write
+
+    write(run, out, step=step, say=print)
     return 0
 
 
@@ -113,6 +166,8 @@ def prepare(config: PrepareConfig) -> int:
 
 COMMANDS = {
     "compare": compare,
+    "train": train,
+    "export": export,
     "prepare": prepare,
     "report": report,
     "inspect": inspect_models,

@@ -24,7 +24,7 @@ from geonorm.models import rewire
 from geonorm.models.load import load_model, quiet_transformers
 from geonorm.placements import available, create
 from geonorm.storage import write_json, write_text
-from geonorm.training.evaluate import evaluate
+from geonorm.training.evaluation import evaluate
 
 RECORD = "conversion.json"
 _EVAL_BATCH = 4

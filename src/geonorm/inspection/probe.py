@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from geonorm import geometry
 from geonorm.models import blocks
@@ -109,4 +110,9 @@ def block_norms(model: nn.Module, gradients: dict[int, Tensor | None]) -> list[f
     for block in blocks(model):
         found = [gradient for p in block.parameters() if (gradient := gradients.get(id(p))) is not None]
         totals.append(sum((g.detach().float().square().sum() for g in found), torch.zeros(())))
-    return torch.stack([torch.as_tensor(total) for total in totals]).sqrt().tolist()
+    return torch.stack([_whole(torch.as_tensor(total)) for total in totals]).sqrt().tolist()
+
+
+def _whole(total: Tensor) -> Tensor:
+    # Gradients of a model cut over ranks are DTensors, and so are their sums.
+    return total.full_tensor() if isinstance(total, DTensor) else total

@@ -6,6 +6,7 @@ if find_spec("transformers") is None:
     raise ModuleNotFoundError("geonorm.models needs transformers; run pip install 'geonorm[hf]'", name="transformers")
 
 from geonorm.models.adapter import Adapter
+from geonorm.models.build import ModelShape, build_model
 from geonorm.models.init import InitRow, init_report, init_weights
 from geonorm.models.load import load_model
 from geonorm.models.registry import register_families, supported_families
@@ -18,8 +19,10 @@ __all__ = [
     "Adapter",
     "InitRow",
     "LoadReport",
+    "ModelShape",
     "base_model",
     "blocks",
+    "build_model",
     "current_placement",
     "init_report",
     "init_weights",

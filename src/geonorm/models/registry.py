@@ -42,9 +42,15 @@ def adapter_for(model: nn.Module) -> Adapter:
         UserError: the model's class is not one that a family names; says what to do and lists the supported families.
     """
     for adapter in ADAPTERS:
-        if any(type(model) in (classes.model, classes.causal_lm) for classes in (adapter.stock, adapter.rewired)):
+        if any(_own_class(model) in (classes.model, classes.causal_lm) for classes in (adapter.stock, adapter.rewired)):
             return adapter
     raise UserError(_refusal(model))
+
+
+def _own_class(model: nn.Module) -> type[nn.Module]:
+    """Class of a model; ``fully_shard`` puts a class of its own before it."""
+    kind = type(model)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
 
 
 def adapter_for_config(config: Any) -> Adapter:

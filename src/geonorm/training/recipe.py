@@ -1,0 +1,203 @@
+"""Recipes: YAML files and ``key=value`` overrides to one checked configuration, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from geonorm.errors import UserError, unknown
+from geonorm.storage import write_text
+from geonorm.training.config import RunConfig
+from geonorm.training.yaml12 import parse_yaml, write_yaml
+
+INCLUDE = "include"
+Config = TypeVar("Config")
+
+
+def load(files: Sequence[Path] = (), overrides: Iterable[str] = (), kind: type[Config] = RunConfig) -> Config:
+    """Read recipes and overrides; what comes later wins, key by key.
+
+    A recipe may name others, relative to its own folder, under ``include``; they come before it.
+
+    Args:
+        files: YAML recipes.
+        overrides: ``key=value`` with dotted keys, the value in YAML, such as ``optimizer.lr=1e-3``.
+        kind: the dataclass to fill.
+
+    Raises:
+        UserError: a file that cannot be read, an unknown key (suggests the nearest), a value of the wrong type or out
+            of range.
+    """
+    merged: dict[str, Any] = {}
+    for file in files:
+        merged = _merge(merged, _read(Path(file).expanduser(), ()))
+    for text in overrides:
+        merged = _merge(merged, _override(text))
+    return build(kind, merged)
+
+
+def build(kind: type[Config], data: dict[str, Any]) -> Config:
+    """Make a configuration from nested plain data; keys that are missing keep their defaults.
+
+    Raises:
+        UserError: as :func:`load`.
+    """
+    return _build(kind, data, "", key_paths(kind))
+
+
+def key_paths(kind: Any) -> list[str]:
+    """Dotted path of every value that a configuration holds."""
+    paths = []
+    for name, hint in _fields(kind).items():
+        inner = [f"{name}.{path}" for path in key_paths(hint)] if dataclasses.is_dataclass(hint) else [name]
+        paths.extend(inner)
+    return paths
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _build(kind: Any, data: dict[str, Any], prefix: str, known: list[str]) -> Any:
+    fields = _fields(kind)
+    for key in data:
+        if key not in fields:
+            raise _unknown_key(prefix, key, list(fields), known)
+    return kind(**{key: _convert(fields[key], value, f"{prefix}{key}", known) for key, value in data.items()})
+
+
+def _unknown_key(prefix: str, key: str, here: list[str], known: list[str]) -> UserError:
+    # The right word in the wrong section first, then a slip of the pen here, then one elsewhere.
+    ends: dict[str, str] = {}
+    for path in known:
+        ends.setdefault(path.rpartition(".")[2], path)
+    near = difflib.get_close_matches(key, here, n=1, cutoff=0.6)
+    elsewhere = [ends[name] for name in difflib.get_close_matches(key, ends, n=1, cutoff=0.6)]
+    found = [ends[key]] if key in ends else [f"{prefix}{name}" for name in near] or elsewhere
+    hint = f"; did you mean {found[0]!r}?" if found else f" (known: {', '.join(f'{prefix}{name}' for name in here)})"
+    return UserError(f"unknown key {prefix + key!r}{hint}")
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """Every value of a configuration as plain data; :func:`build` gives the configuration back."""
+    return _plain(dataclasses.asdict(config))
+
+
+def dump(config: Any) -> str:
+    """Return the configuration as YAML that :func:`load` reads."""
+    return write_yaml(resolved(config))
+
+
+def save(path: Path, config: Any) -> None:
+    """Write the configuration as YAML that :func:`load` reads."""
+    write_text(path, dump(config))
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in including:
+        raise UserError(f"{path} includes itself, by way of {' -> '.join(p.name for p in including)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read the recipe {path}: it is not UTF-8 text") from None
+    data = _mapping(parse_yaml(text, str(path)), str(path))
+    included = data.pop(INCLUDE, [])
+    names = [included] if isinstance(included, str) else included
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"`include` in {path} must be a path or a list of paths, got {included!r}")
+    merged: dict[str, Any] = {}
+    for name in names:
+        merged = _merge(merged, _read(path.parent / Path(name).expanduser(), (*including, path.resolve())))
+    return _merge(merged, data)
+
+
+def _mapping(data: Any, where: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{where} must hold keys and values, got {type(data).__name__}")
+    for key in data:
+        if not isinstance(key, str):
+            raise UserError(f"{where} has the key {key!r}; keys are words")
+    return data
+
+
+def _override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"override {text!r} is not KEY=VALUE, such as optimizer.lr=1e-3")
+    data = parse_yaml(value, f"override {text!r}")
+    for name in reversed(key.strip().split(".")):
+        data = {name: data}
+    return data
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    # Options belong to their placement: another placement's would be unknown to it, or mean something else.
+    if "placement" in over and base.get("placement") not in (None, over["placement"]):
+        merged["options"] = over.get("options", {})
+    return merged
+
+
+def _convert(kind: Any, value: Any, name: str, known: list[str]) -> Any:
+    """Bring a plain value to the type of a field."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _convert(next(one for one in arguments if one is not type(None)), value, name, known)
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, _mapping(value, f"`{name}`"), f"{name}.", known)
+    if origin is tuple:
+        return _tuple(arguments, value, name, known)
+    if origin is dict:
+        return _mapping(value, f"`{name}`")
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise unknown(f"value of `{name}`", value, [str(one) for one in arguments])
+        return value
+    if kind is Path:
+        return Path(_scalar(str, value, name)).expanduser()
+    return _scalar(kind, value, name)
+
+
+def _tuple(arguments: tuple, value: Any, name: str, known: list[str]) -> tuple:
+    endless = arguments[-1] is Ellipsis
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if not endless and len(items) != len(arguments):
+        raise UserError(f"`{name}` needs {len(arguments)} values, got {value!r}")
+    kinds = [arguments[0]] * len(items) if endless else arguments
+    return tuple(_convert(one, item, name, known) for one, item in zip(kinds, items, strict=True))
+
+
+def _scalar(kind: type, value: Any, name: str) -> Any:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and is_number:
+        return float(value)
+    # 1e9 is how people write a large count.
+    if kind is int and is_number and value == value and abs(value) != float("inf") and int(value) == value:
+        return int(value)
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise UserError(f"`{name}` must be {words[kind]}, got {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
