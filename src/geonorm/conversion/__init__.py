@@ -5,8 +5,9 @@ Names are imported when first asked for, so that the options of the command can 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.conversion.calibrate import METHODS, Calibration
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "Calibration", "Conversion", "convert_model"]
 
-_HOME = {"METHODS": "calibrate", "Calibration": "calibrate", "Conversion": "convert", "convert_model": "convert"}
+_HOMES = {"METHODS": "calibrate", "Calibration": "calibrate", "Conversion": "convert", "convert_model": "convert"}
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for from its module."""
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_from(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are imported when first asked for, so that the options of the commands are
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.evaluation.generation import GenerationSettings, generate
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationSettings", "Perplexity", "evaluate_tasks", "generate", "perplexity"]
 
-_HOME = {
+_HOMES = {
     "GenerationSettings": "generation",
     "Perplexity": "text",
     "evaluate_tasks": "tasks",
@@ -23,9 +24,4 @@ _HOME = {
     "perplexity": "text",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for from its module."""
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_from(__name__, _HOMES)

@@ -1,7 +1,8 @@
 """Training one model under controlled conditions."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.training.config import RunConfig
@@ -39,9 +40,4 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its module when it is first used."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"geonorm.training.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'geonorm.training' has no attribute {name!r}")
+__getattr__ = names_from(__name__, _HOMES)
