@@ -1,4 +1,4 @@
-"""Runs one trial in a process of its own: ``python -m geonorm.experiments.worker TRIAL_FOLDER CORPUS_FOLDER``.
+"""Runs one trial in a process of its own: ``python -m geonorm.experiments.worker TRIAL_FOLDER CORPUS_FOLDER ...``.
 
 A process a trial keeps trials apart: one that dies takes no other with it, its memory is its own, and its threads are
 set before torch starts.
@@ -6,6 +6,7 @@ set before torch starts.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
 from geonorm.experiments.environment import code_version
+from geonorm.experiments.process import WATCH_FLAG, end_with_parent
 from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial
 from geonorm.models import init_weights
 from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM
@@ -43,15 +45,16 @@ def build_model(trial: Trial, eos_id: int | None = None) -> GeonormLlamaForCausa
     return init_weights(model)
 
 
-def run_trial(folder: Path, corpus_folder: Path) -> dict[str, Any]:
-    """Run the trial described in ``folder`` and write its metrics and result there.
+def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu") -> dict[str, Any]:
+    """Run the trial described in ``folder`` on a device and write its metrics and result there.
 
     Raises:
         UserError: the corpus does not fit the trial.
     """
     trial = Trial.from_json(json.loads((folder / SPEC).read_text(encoding="utf-8")))
     corpus = Corpus.load(corpus_folder)
-    model = build_model(trial, corpus.eos_id)
+    # Drawn on the CPU, so that every device starts from the same weights.
+    model = build_model(trial, corpus.eos_id).to(device)
     settings = trial.training
     eval_windows = Windows(corpus.val, length=settings.length, seed=0).fixed(settings.eval_windows)
     windows = Windows(corpus.train, length=settings.length, seed=settings.seed)
@@ -62,12 +65,12 @@ def run_trial(folder: Path, corpus_folder: Path) -> dict[str, Any]:
         metrics.close()
     if outcome.evaluation is not None:
         write_json(folder / WINDOW_LOSSES, outcome.evaluation.window_losses.tolist())
-    result = _result(trial, outcome, sum(p.numel() for p in model.parameters()))
+    result = _result(trial, outcome, sum(p.numel() for p in model.parameters()), device)
     write_json(folder / RESULT, result)
     return result
 
 
-def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, Any]:
+def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: str) -> dict[str, Any]:
     evaluation = outcome.evaluation
     return trial.result(
         outcome.status,
@@ -80,12 +83,14 @@ def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, An
         seconds=outcome.seconds,
         skipped_steps=outcome.skipped,
         tokens_per_second=outcome.tokens / outcome.seconds,
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=_peak_memory(device),
         code=code_version(),
     )
 
 
-def _peak_memory() -> int | None:
+def _peak_memory(device: str) -> int | None:
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
     try:
         import resource
     except ModuleNotFoundError:  # not on Windows
@@ -94,11 +99,20 @@ def _peak_memory() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Entry of the process; the last line it prints says why it failed."""
-    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description="Run one trial.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(WATCH_FLAG, action="store_true", help="end when standard input is closed")
+    arguments = parser.parse_args(words)
+    if arguments.end_with_parent:
+        end_with_parent()
+    torch.set_num_threads(arguments.threads)
     try:
-        run_trial(Path(arguments[0]), Path(arguments[1]))
+        run_trial(arguments.folder, arguments.corpus, arguments.device)
     except UserError as error:
         print(f"error: {error}")
         return 2
