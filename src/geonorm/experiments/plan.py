@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from geonorm.errors import UserError, check_count, check_positive
+from geonorm.experiments.cluster import ClusterOptions
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.environment import num_cores
 from geonorm.experiments.presets import Preset, preset
@@ -36,6 +37,7 @@ class Plan:
     training: TrainSettings
     vocab_size: int
     jobs: int
+    cluster: ClusterOptions | None
 
     def settings(self) -> dict[str, Any]:
         """Every setting that all trials share, flat; two comparisons with equal settings can be set side by side."""
@@ -73,7 +75,9 @@ class Plan:
         words = ["geonorm", "compare"]
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            if field.name in ("resume", "jobs") or (value == field.default and field.name not in ("preset", "out")):
+            if field.name in ("resume", "jobs", "address", "retries") or (
+                value == field.default and field.name not in ("preset", "out")
+            ):
                 continue
             words.append("--" + field.name.replace("_", "-"))
             if not isinstance(value, bool):
@@ -146,7 +150,29 @@ def make_plan(config: CompareConfig) -> Plan:
         training=dataclasses.replace(base.training, **training),
         vocab_size=check_count("vocab_size", base.vocab_size if config.vocab_size is None else config.vocab_size, 257),
         jobs=check_count("jobs", jobs),
+        cluster=_cluster(config),
     )
+
+
+def _cluster(config: CompareConfig) -> ClusterOptions | None:
+    """Options of the Ray cluster; None for this machine alone."""
+    if config.executor == "local":
+        for name in ("address", "cpus_per_trial", "gpus_per_trial", "ranks_per_trial", "retries"):
+            if getattr(config, name) != CompareConfig.__dataclass_fields__[name].default:
+                raise UserError(f"`{name}` is for Ray; add --executor ray, which runs on one machine too")
+        return None
+    if config.executor != "ray":
+        raise UserError(f"`executor` must be 'local' or 'ray', got {config.executor!r}")
+    cpus = check_count("cpus_per_trial", config.cpus_per_trial)
+    gpus = check_positive("gpus_per_trial", config.gpus_per_trial) if config.gpus_per_trial else 0.0
+    if gpus > 1 and gpus % 1:
+        raise UserError(f"`gpus_per_trial` above 1 must be a whole number, got {gpus:g}")
+    ranks = check_count("ranks_per_trial", config.ranks_per_trial or max(1, int(gpus)))
+    if gpus and ranks != max(1, int(gpus)):
+        raise UserError(f"`ranks_per_trial` must be one a GPU, {max(1, int(gpus))}, got {ranks}")
+    if ranks > cpus and not gpus:
+        raise UserError(f"`ranks_per_trial` {ranks} needs as many --cpus-per-trial, got {cpus}")
+    return ClusterOptions(config.address, cpus, gpus, ranks, check_count("retries", config.retries, 0))
 
 
 def _given(config: CompareConfig, *names: str) -> dict[str, Any]:
