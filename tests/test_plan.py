@@ -11,7 +11,8 @@ from geonorm import UserError
 from geonorm.experiments import CompareConfig
 from geonorm.experiments.plan import CorpusKey, make_plan
 from geonorm.experiments.presets import PRESETS
-from geonorm.experiments.trials import ModelShape, Trial, folder_holds_another, read_result
+from geonorm.experiments.trials import Trial, folder_holds_another, read_result
+from geonorm.models import ModelShape
 from geonorm.placements import available
 from geonorm.storage import write_json
 

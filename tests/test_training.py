@@ -14,9 +14,9 @@ import torch
 from corpora import small_corpus
 from geonorm import UserError
 from geonorm.data import Windows
-from geonorm.experiments.trials import ModelShape, Trial
+from geonorm.experiments.trials import Trial
 from geonorm.experiments.worker import build_model
-from geonorm.models import blocks
+from geonorm.models import ModelShape, blocks
 from geonorm.placements import available, create
 from geonorm.storage import finite
 from geonorm.training import (
@@ -28,7 +28,7 @@ from geonorm.training import (
     parameter_groups,
     train,
 )
-from geonorm.training.evaluate import token_losses
+from geonorm.training.evaluation import token_losses
 from geonorm.training.probe import gradient_norms, recorded_angles
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)

@@ -3,10 +3,15 @@
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from geonorm.experiments.config import CompareConfig
+
+_Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
+_Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
+_Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -44,6 +49,40 @@ def report(out: Path) -> int:
     return 0
 
 
+def train(
+    overrides: _Overrides = (),
+    /,
+    config: _Appended = (),
+    out: Path = Path("runs/train"),
+    resume: bool = False,
+    overwrite: bool = False,
+    parallel: _Parallel = None,
+    show: bool = False,
+) -> int:
+    """Train one model: a recipe, resumable, on one or many GPUs.
+
+    Args:
+        overrides: values of the recipe to change, such as optimizer.lr=1e-3; --show lists all of them
+        config: YAML recipe; given more than once, later ones win
+        out: folder for checkpoints, metrics and result
+        resume: go on with what the folder holds; starts anew where it holds nothing
+        overwrite: delete the run that the folder holds, and start anew
+        parallel: over the ranks that torchrun started; short for parallel=...
+        show: print the resolved recipe and stop
+    """
+    from geonorm.training.folder import read_config
+    from geonorm.training.recipe import dump
+
+    words = [*overrides, *([f"parallel={parallel}"] if parallel else [])]
+    resolved = read_config(out, config, words, resume=resume)
+    if show:
+        print(dump(resolved), end="")
+        return 0
+    from geonorm.training.run import run
+
+    return run(resolved, out, resume=resume, overwrite=overwrite)
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -55,4 +94,4 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "report": report, "placements": placements}
+COMMANDS = {"compare": compare, "train": train, "report": report, "placements": placements}

@@ -12,7 +12,8 @@ from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.environment import num_cores
 from geonorm.experiments.presets import Preset, preset
 from geonorm.experiments.statistics import best_lr
-from geonorm.experiments.trials import ModelShape, Trial
+from geonorm.experiments.trials import Trial
+from geonorm.models import ModelShape
 from geonorm.placements import Placement, parse
 from geonorm.training import TrainSettings
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from geonorm.errors import UserError, unknown
-from geonorm.experiments.trials import ModelShape
+from geonorm.models import ModelShape
 from geonorm.placements import Placement
 from geonorm.training import TrainSettings
 

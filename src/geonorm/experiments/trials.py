@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from geonorm.errors import UserError, check_count
+from geonorm.models import ModelShape
 from geonorm.placements import Placement, create
 from geonorm.training import TrainSettings
 
@@ -17,43 +17,6 @@ SPEC = "trial.json"
 METRICS = "metrics.jsonl"
 WINDOW_LOSSES = "window_losses.json"
 LOG = "log.txt"
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelShape:
-    """Shape of the decoder: Llama with rotary positions, gated MLP and untied head.
-
-    Attributes:
-        width: size of the stream.
-        depth: number of layers.
-        heads: attention heads; width is a multiple of it.
-        mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
-    """
-
-    width: int = 128
-    depth: int = 8
-    heads: int = 4
-    mlp_width: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads"):
-            check_count(name, getattr(self, name))
-        if self.width % self.heads:
-            raise UserError(
-                f"`width` {self.width} is not divisible by `heads` {self.heads}; take a width such as "
-                f"{-(-self.width // self.heads) * self.heads}"
-            )
-        if self.width // self.heads % 2:
-            raise UserError(
-                f"`width` / `heads` is {self.width // self.heads}, and rotary positions need an even head size"
-            )
-        if self.mlp_width is not None:
-            check_count("mlp_width", self.mlp_width)
-
-    @property
-    def inner(self) -> int:
-        """Inner width of the MLP."""
-        return self.mlp_width or -(-8 * self.width // 24) * 8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,35 +14,28 @@ from typing import Any
 
 import torch
 
+from geonorm import models
 from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
 from geonorm.experiments.environment import code_version
 from geonorm.experiments.process import WATCH_FLAG, end_with_parent
 from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial
-from geonorm.models import init_weights
-from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM
 from geonorm.storage import write_json
 from geonorm.training import MetricsFile, Outcome, train
 
 
-def build_model(trial: Trial, eos_id: int | None = None) -> GeonormLlamaForCausalLM:
+def build_model(trial: Trial, eos_id: int | None = None) -> Any:
     """Make the trial's model; its weights depend on the trial's seed, shape and placement alone."""
-    config = GeonormLlamaConfig(
-        placement=trial.placement,
-        placement_options=trial.options,
-        hidden_size=trial.shape.width,
-        intermediate_size=trial.shape.inner,
-        num_hidden_layers=trial.shape.depth,
-        num_attention_heads=trial.shape.heads,
+    return models.build_model(
+        trial.shape,
+        trial.placement,
+        trial.options,
         vocab_size=trial.vocab_size,
-        max_position_embeddings=trial.training.length,
-        bos_token_id=eos_id,
-        eos_token_id=eos_id,
+        length=trial.training.length,
+        seed=trial.training.seed,
+        eos_id=eos_id,
         use_cache=False,
     )
-    model = GeonormLlamaForCausalLM(config)
-    torch.manual_seed(trial.training.seed)
-    return init_weights(model)
 
 
 def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu") -> dict[str, Any]:

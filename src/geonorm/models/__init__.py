@@ -6,6 +6,7 @@ if find_spec("transformers") is None:
     raise ModuleNotFoundError("geonorm.models needs transformers; run pip install 'geonorm[hf]'", name="transformers")
 
 from geonorm.models.adapter import Adapter, register, supported_families
+from geonorm.models.build import ModelShape, build_model
 from geonorm.models.families import llama
 from geonorm.models.init import InitRow, init_report, init_weights
 from geonorm.models.rewiring import base_model, blocks, rewire
@@ -16,8 +17,10 @@ for _family in (llama,):
 __all__ = [
     "Adapter",
     "InitRow",
+    "ModelShape",
     "base_model",
     "blocks",
+    "build_model",
     "init_report",
     "init_weights",
     "rewire",

@@ -1,7 +1,8 @@
-"""The training loop of a controlled comparison.
+"""The training loop, one for a controlled comparison and for a run by itself.
 
 What it promises: the same windows in the same order for every placement with the same seed; evaluation that leaves no
-trace in the run; a non-finite loss or gradient never reaches the weights.
+trace in the run; a non-finite loss or gradient never reaches weights or moments; gradients and losses that are means
+over the tokens of a step, however it is split.
 """
 
 from __future__ import annotations
@@ -14,18 +15,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from geonorm.data import Windows
-from geonorm.training.evaluate import Evaluation, autocast, evaluate, token_losses, undisturbed
-from geonorm.training.optimizer import make_optimizer
+from geonorm.errors import UserError
+from geonorm.training.evaluation import (
+    Evaluation,
+    autocast,
+    evaluate,
+    num_labels,
+    token_losses,
+    undisturbed,
+)
+from geonorm.training.optimizer import Optimizers, make_optimizer
+from geonorm.training.parallel import Parallel, whole
 from geonorm.training.probe import gradient_norms, recorded_angles
+from geonorm.training.progress import Progress
+from geonorm.training.ranks import Ranks, solo
+from geonorm.training.schedule import Schedule
 from geonorm.training.settings import TrainSettings
 
 # So many skipped steps in a row will not mend themselves: the run has diverged.
 MAX_SKIPPED_IN_A_ROW = 10
+SPIKE_DEVIATIONS = 7.0
 _EVAL_BATCH = 16
 _PROBE_WINDOWS = 4
+
+Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclasses.dataclass
@@ -33,9 +49,9 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        status: ``"ok"`` or ``"diverged"``.
+        status: ``"ok"``, ``"diverged"``, or ``"stopped"`` if it was asked to end before its last step.
         message: why it counts as diverged, else empty.
-        evaluation: at the last step; None if the run diverged before it.
+        evaluation: at the last step; None if the run ended before it.
         train_loss: mean over the last tenth of the steps, those skipped left out, nats a token.
         tokens: tokens trained on.
         seconds: wall time of training steps alone, without evaluation and measurements.
@@ -51,94 +67,188 @@ class Outcome:
     skipped: int
 
 
+@dataclasses.dataclass
+class Data:
+    """What a run reads.
+
+    Attributes:
+        windows: training windows; step k uses windows ``k * batch`` to ``(k + 1) * batch - 1`` of their order.
+        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids.
+        token_bytes: bytes that each token id stands for.
+    """
+
+    windows: Windows
+    eval_windows: np.ndarray
+    token_bytes: np.ndarray
+
+
 def train(
     model: nn.Module,
     windows: Windows,
     eval_windows: np.ndarray,
     token_bytes: np.ndarray,
     settings: TrainSettings,
-    emit: Callable[[dict[str, Any]], None] = lambda row: None,
+    emit: Emit = lambda row: None,
 ) -> Outcome:
-    """Train a rewired model in place.
+    """Train a rewired model in place, in one process, from the first step to the last.
 
     Args:
         model: on the device to train on; its weights are where training starts.
-        windows: training windows; step k uses windows ``k * batch`` to ``(k + 1) * batch - 1`` of their order.
-        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids.
-        token_bytes: bytes that each token id stands for.
+        windows, eval_windows, token_bytes: see :class:`Data`.
         settings: see :class:`TrainSettings`.
-        emit: is given every row of metrics: kinds ``"train"``, ``"eval"``, ``"layers"``, ``"skipped"``.
+        emit: is given every row of metrics: kinds ``"train"``, ``"eval"``, ``"layers"``, ``"skipped"``, ``"spike"``.
     """
-    device = next(model.parameters()).device
-    optimizer, scheduler = make_optimizer(model, settings)
-    model.train()
-    losses: list[float] = []
-    evaluation: Evaluation | None = None
-    seconds, skipped, in_a_row = 0.0, 0, 0
-    for step in range(1, settings.steps + 1):
+    ranks = solo(next(model.parameters()).device)
+    optimizer, schedule = make_optimizer(model, settings)
+    data = Data(windows, eval_windows, token_bytes)
+    return Loop(Parallel(model, ranks), ranks, data, settings, optimizer, schedule, emit).run()
+
+
+class Loop:
+    """Steps of training from wherever ``progress`` stands.
+
+    Attributes:
+        progress: changed after each step.
+        after_step: called when a step and its rows are done; true ends the loop there.
+        max_skipped, spike_deviations: see :class:`geonorm.training.config.FaultConfig`.
+    """
+
+    def __init__(
+        self,
+        parallel: Parallel,
+        ranks: Ranks,
+        data: Data,
+        settings: TrainSettings,
+        optimizer: Optimizers,
+        schedule: Schedule,
+        emit: Emit,
+        progress: Progress | None = None,
+    ) -> None:
+        self.parallel, self.ranks, self.data, self.settings = parallel, ranks, data, settings
+        self.optimizer, self.schedule, self.emit = optimizer, schedule, emit
+        self.progress = progress or Progress.start(settings.steps)
+        self.after_step: Callable[[], bool] = lambda: False
+        self.max_skipped, self.spike_deviations = MAX_SKIPPED_IN_A_ROW, SPIKE_DEVIATIONS
+        self.model = parallel.model
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def run(self) -> Outcome:
+        """Train to the last step, or until ``after_step`` says so or too many steps in a row were skipped."""
+        settings, progress = self.settings, self.progress
+        evaluation: Evaluation | None = None
+        self.model.train()
+        while progress.step < settings.steps:
+            measured = self._step(progress.step + 1)
+            if progress.in_a_row >= self.max_skipped:
+                message = (
+                    f"loss or gradient was not finite in {progress.in_a_row} steps in a row, up to step {progress.step}"
+                )
+                return self._outcome("diverged", message, None)
+            if measured is not None:
+                angles = self._angles()
+                self.emit({"kind": "layers", "step": progress.step, "grad_norm": measured, "angle": angles})
+            evaluation = None
+            if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
+                evaluation = self._evaluate()
+                row = {"val_loss": evaluation.loss, "val_bits_per_byte": evaluation.bits_per_byte}
+                self.emit({"kind": "eval", "step": progress.step, "tokens": self._tokens(), **row})
+            if self.after_step() and progress.step < settings.steps:
+                return self._outcome("stopped", "", None)
+        # A run that was resumed at its end has its row already.
+        evaluation = evaluation or self._evaluate()
+        return self._outcome(*_verdict(evaluation.loss, len(self.data.token_bytes)), evaluation)
+
+    def _step(self, step: int) -> list[float] | None:
+        """Take one step; returns the gradient norm of each block where it is due."""
+        settings, progress = self.settings, self.progress
         begin = time.perf_counter()
-        lr = optimizer.param_groups[0]["lr"]
-        batch = torch.from_numpy(windows.batch((step - 1) * settings.batch, settings.batch)).to(device)
-        loss = _accumulate_gradients(model, batch, settings)
-        measured = _due(step, settings.layers_every, settings.steps)
-        pause = time.perf_counter()
-        layer_gradients = gradient_norms(model) if measured else []
-        begin += time.perf_counter() - pause
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip).item()
-        if math.isfinite(loss) and math.isfinite(norm):
-            optimizer.step()
-            losses.append(loss)
-            in_a_row = 0
+        lr = self.schedule.apply(step - 1)
+        total = self._accumulate_gradients(step)
+        measured = None
+        if _due(step, settings.layers_every, settings.steps):
+            pause = time.perf_counter()
+            measured = gradient_norms(self.model)
+            begin += time.perf_counter() - pause
+        norm = whole(nn.utils.clip_grad_norm_(self._parameters, settings.clip))
+        # One look at the device a step: both numbers together.
+        loss, grad_norm = torch.stack([total, norm.double()]).tolist()
+        spike = False
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self.optimizer.step()
+            spike = progress.add_loss(loss, self.spike_deviations)
         else:
-            skipped += 1
-            in_a_row += 1
-            emit({"kind": "skipped", "step": step, "loss": loss, "grad_norm": norm})
-        optimizer.zero_grad(set_to_none=True)
-        scheduler.step()
-        seconds += time.perf_counter() - begin
-        tokens = step * settings.batch * settings.length
+            progress.add_skipped()
+        self.optimizer.zero_grad()
+        progress.step = step
+        progress.seconds += time.perf_counter() - begin
+        event = {"step": step, "loss": loss, "grad_norm": grad_norm}
+        if progress.in_a_row:
+            self.emit({"kind": "skipped", **event})
+        elif spike:
+            self.emit({"kind": "spike", **event})
         if _due(step, settings.log_every, settings.steps):
-            row = {"step": step, "tokens": tokens, "loss": loss, "lr": lr, "grad_norm": norm, "seconds": seconds}
-            emit({"kind": "train", **row})
-        if in_a_row == MAX_SKIPPED_IN_A_ROW:
-            message = f"loss or gradient was not finite in {in_a_row} steps in a row, up to step {step}"
-            return Outcome("diverged", message, None, math.nan, tokens, seconds, skipped)
-        if measured:
-            angles = _angles(model, eval_windows[:_PROBE_WINDOWS], settings.precision)
-            emit({"kind": "layers", "step": step, "grad_norm": layer_gradients, "angle": angles})
-        if step % settings.eval_every == 0 or step == settings.steps:
-            evaluation = evaluate(model, eval_windows, token_bytes, batch=_EVAL_BATCH, precision=settings.precision)
-            row = {"val_loss": evaluation.loss, "val_bits_per_byte": evaluation.bits_per_byte}
-            emit({"kind": "eval", "step": step, "tokens": tokens, **row})
-    assert evaluation is not None
-    tail = losses[-max(1, settings.steps // 10) :]
-    train_loss = float(np.mean(tail)) if tail else math.nan
-    status, message = _verdict(evaluation.loss, len(token_bytes))
-    return Outcome(status, message, evaluation, train_loss, settings.tokens, seconds, skipped)
+            row = {"step": step, "tokens": self._tokens(), "loss": loss, "lr": lr, "grad_norm": grad_norm}
+            self.emit({"kind": "train", **row, "seconds": progress.seconds})
+        return measured
+
+    def _accumulate_gradients(self, step: int) -> Tensor:
+        """Backward over this rank's micro-batches; returns the mean loss a token of the whole step, float64."""
+        device, settings = self.ranks.device, self.settings
+        batch = self._batch(step)
+        # Labels can be missing, and not as often on one rank as on another.
+        num_tokens = self._all(num_labels(batch)) if (batch < 0).any() or self.ranks.size > 1 else batch[:, 1:].size
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        parts = torch.from_numpy(batch).to(device, non_blocking=True).chunk(settings.accumulation)
+        for number, part in enumerate(parts, start=1):
+            with self.parallel.micro_batch(last=number == len(parts)):
+                with autocast(device, settings.precision):
+                    losses = token_losses(self.parallel.forward, part)
+                (losses.sum() / num_tokens * self.parallel.gradient_scale).backward()
+            total += losses.detach().double().sum()
+        return self.ranks.sum(total) / num_tokens
+
+    def _batch(self, step: int) -> np.ndarray:
+        start, size = self.ranks.share((step - 1) * self.settings.batch, self.settings.batch)
+        batch = self.data.windows.batch(start, size)
+        if batch.max() >= len(self.data.token_bytes):
+            raise UserError(
+                f"{self.data.windows.token_file.path} holds the id {batch.max()} in the windows of step {step}, but "
+                f"the vocabulary ends at {len(self.data.token_bytes) - 1}; prepare the data again"
+            )
+        return batch
+
+    def _all(self, count: int) -> int:
+        return int(self.ranks.sum(torch.tensor(count, device=self.ranks.device)).item())
+
+    def _evaluate(self) -> Evaluation:
+        data = self.data
+        return evaluate(
+            self.model,
+            data.eval_windows,
+            data.token_bytes,
+            batch=_EVAL_BATCH,
+            precision=self.settings.precision,
+            ranks=self.ranks,
+        )
+
+    def _angles(self) -> dict[str, list[float]]:
+        device = self.ranks.device
+        ids = torch.from_numpy(self.data.eval_windows[:_PROBE_WINDOWS, :-1]).to(device)
+        with recorded_angles(self.model) as angles, undisturbed(self.model), autocast(device, self.settings.precision):
+            self.model(input_ids=ids, use_cache=False)
+        return angles
+
+    def _tokens(self) -> int:
+        return self.progress.step * self.settings.batch * self.settings.length
+
+    def _outcome(self, status: str, message: str, evaluation: Evaluation | None) -> Outcome:
+        progress = self.progress
+        train_loss = math.nan if status == "diverged" and evaluation is None else progress.train_loss()
+        return Outcome(status, message, evaluation, train_loss, self._tokens(), progress.seconds, progress.skipped)
 
 
 def _due(step: int, every: int, steps: int) -> bool:
     return step == 1 or step % every == 0 or step == steps
-
-
-def _accumulate_gradients(model: nn.Module, batch: torch.Tensor, settings: TrainSettings) -> float:
-    """Backward over the micro-batches; returns the mean loss a token over the whole batch."""
-    num_tokens = batch.shape[0] * (batch.shape[1] - 1)
-    total = torch.zeros((), dtype=torch.float64)
-    for part in batch.chunk(settings.accumulation):
-        with autocast(batch.device, settings.precision):
-            losses = token_losses(model, part)
-        (losses.sum() / num_tokens).backward()
-        total += losses.detach().double().sum().cpu()
-    return total.item() / num_tokens
-
-
-def _angles(model: nn.Module, windows: np.ndarray, precision: str) -> dict[str, list[float]]:
-    device = next(model.parameters()).device
-    ids = torch.from_numpy(windows[:, :-1]).to(device)
-    with recorded_angles(model) as angles, undisturbed(model), autocast(device, precision):
-        model(input_ids=ids, use_cache=False)
-    return angles
 
 
 def _verdict(val_loss: float, vocab_size: int) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from geonorm import geometry
 from geonorm.models import blocks
 from geonorm.models.blocks import connection_name
 from geonorm.placements.base import SUBLAYERS
+from geonorm.training.parallel import whole
 
 
 def gradient_norms(model: nn.Module) -> list[float]:
@@ -21,7 +22,7 @@ def gradient_norms(model: nn.Module) -> list[float]:
         sum((p.grad.detach().float().square().sum() for p in block.parameters() if p.grad is not None), torch.zeros(()))
         for block in blocks(model)
     ]
-    return torch.stack([torch.as_tensor(total) for total in totals]).sqrt().tolist()
+    return torch.stack([whole(torch.as_tensor(total)) for total in totals]).sqrt().tolist()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,315 @@
+"""Configuration of one training run: what a recipe can say. Imports nothing heavy, so that help appears soon."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from geonorm.errors import UserError, check_count, check_positive, unknown
+
+PRECISIONS = ("fp32", "bf16")
+TRACKERS = ("tensorboard", "trackio", "wandb")
+
+
+def _check(section: str, value: Any, *counts: str, minimum: int = 1) -> None:
+    for name in counts:
+        check_count(f"{section}.{name}", getattr(value, name), minimum)
+
+
+def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown(name, value, known)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The model: a family and a shape, or a folder to start from.
+
+    Attributes:
+        start: folder with a saved model of a supported family; its weights and shape are where training starts, and
+            the shape below is not used. A stock model is rewired to ``placement``.
+        family: family of a model built from its shape.
+        width: size of the stream; depth: layers; heads: attention heads.
+        kv_heads: heads of keys and values; None for as many as ``heads``.
+        mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
+        tie_embeddings: one matrix for embedding and head.
+        placement: name of the placement; None for geonorm, or what the model in ``start`` has.
+        options: of the placement, see ``geonorm placements``.
+    """
+
+    start: Path | None = None
+    family: str = "llama"
+    width: int = 128
+    depth: int = 8
+    heads: int = 4
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    tie_embeddings: bool = False
+    placement: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check("model", self, "width", "depth", "heads")
+        for name in ("kv_heads", "mlp_width"):
+            if getattr(self, name) is not None:
+                check_count(f"model.{name}", getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The text: files and folders, or a corpus that was prepared before.
+
+    Attributes:
+        paths: text, jsonl or parquet files, or folders of them; none for text that is on every machine.
+        corpus: folder of a prepared corpus; excludes ``paths``.
+        vocab_size: size of the tokenizer trained on ``paths``; val_fraction: share of validation bytes.
+        text_column: column of JSON and Parquet files that holds the text.
+        length: tokens a window.
+    """
+
+    paths: tuple[Path, ...] = ()
+    corpus: Path | None = None
+    vocab_size: int = 2048
+    val_fraction: float = 0.05
+    text_column: str = "text"
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        _check("data", self, "vocab_size", "length")
+        check_positive("data.val_fraction", self.val_fraction)
+        if self.paths and self.corpus is not None:
+            raise UserError("`data.paths` and `data.corpus` are both given; keep one")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimiser.
+
+    Attributes:
+        name: ``"adamw"``, or ``"muon"`` for Muon on the matrices of the blocks and AdamW on everything else.
+        lr: peak learning rate. Muon's update is brought to the RMS of AdamW's, so that one rate serves both.
+        betas, eps: AdamW's; momentum: Muon's.
+        weight_decay: of matrices; gains, biases and step sizes are not decayed.
+        clip: upper limit of the gradient norm.
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: float = 4e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_known("optimizer.name", self.name, ("adamw", "muon"))
+        for name in ("lr", "eps", "clip"):
+            check_positive(f"optimizer.{name}", getattr(self, name))
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"`optimizer.momentum` must lie in [0, 1), got {self.momentum}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate over the run.
+
+    Attributes:
+        name: ``"cosine"``, or ``"wsd"``: warm-up, stable at the peak, then a linear decay.
+        warmup: steps of linear warm-up; None for a tenth of the steps.
+        decay: last steps over which ``"wsd"`` decays; None for a fifth of the steps.
+        min_lr_ratio: the run ends at this part of the peak.
+    """
+
+    name: Literal["cosine", "wsd"] = "cosine"
+    warmup: int | None = None
+    decay: int | None = None
+    min_lr_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_known("schedule.name", self.name, ("cosine", "wsd"))
+        if self.warmup is not None:
+            check_count("schedule.warmup", self.warmup, 0)
+        if self.decay is not None:
+            check_count("schedule.decay", self.decay, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation, measurements and lines of loss; counts are optimiser steps.
+
+    Attributes:
+        every: steps between evaluations; the last step is always evaluated.
+        windows: number of fixed validation windows.
+        layers_every: steps between measurements of every layer.
+        log_every: steps between rows of training loss.
+    """
+
+    every: int = 100
+    windows: int = 256
+    layers_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        _check("evaluation", self, "every", "windows", "layers_every", "log_every")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """Text drawn from the model while it trains.
+
+    Attributes:
+        every: steps between samples; 0 for none.
+        prompts: what the model continues.
+        tokens: new tokens a prompt.
+        temperature: of the draws; 0 takes the likeliest token.
+    """
+
+    every: int = 0
+    prompts: tuple[str, ...] = ("The ",)
+    tokens: int = 64
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check("sampling", self, "every", minimum=0)
+        _check("sampling", self, "tokens")
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"`sampling.temperature` must not be negative, got {self.temperature}")
+        if self.every and not all(self.prompts):
+            raise UserError("`sampling.prompts` holds an empty prompt; give at least one character each")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints; counts are optimiser steps.
+
+    Attributes:
+        every: steps between checkpoints; the last step is always saved.
+        keep_last: newest checkpoints that stay.
+        keep_every: a checkpoint whose step is a multiple of it stays too; 0 for none.
+        background: write while training goes on; costs memory for one copy of the state. None: on a GPU only.
+    """
+
+    every: int = 100
+    keep_last: int = 2
+    keep_every: int = 0
+    background: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check("checkpoint", self, "every", "keep_last")
+        _check("checkpoint", self, "keep_every", minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackingConfig:
+    """Where metrics go besides ``metrics.jsonl``.
+
+    Attributes:
+        trackers: any of ``"tensorboard"``, ``"trackio"``, ``"wandb"``.
+        project: name of the project at trackio or wandb; name: of the run there; None for the folder's name.
+    """
+
+    trackers: tuple[str, ...] = ()
+    project: str = "geonorm"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for tracker in self.trackers:
+            _check_known("tracking.trackers", tracker, TRACKERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultConfig:
+    """What happens when a step goes wrong.
+
+    Attributes:
+        max_skipped: so many steps in a row with a loss or gradient that is not finite end the run.
+        spike_deviations: a loss counts as a spike if it lies so many standard deviations above the mean of up to
+            1,000 losses before it.
+    """
+
+    max_skipped: int = 10
+    spike_deviations: float = 7.0
+
+    def __post_init__(self) -> None:
+        _check("faults", self, "max_skipped")
+        check_positive("faults.spike_deviations", self.spike_deviations)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Attributes:
+        model, data, optimizer, schedule, evaluation, sampling, checkpoint, tracking, faults: see each.
+        steps: optimiser steps of the whole run.
+        batch: windows in one optimiser step, over all ranks.
+        accumulation: micro-batches that each rank splits its share of a step into.
+        precision: ``"fp32"``, or ``"bf16"`` for bfloat16 autocast with float32 weights.
+        compile: compile the model; the first step then takes longer.
+        gradient_checkpointing: recompute each block in the backward pass instead of keeping what it needs.
+        parallel: over the ranks that torchrun started: ``"ddp"`` keeps the model whole on each, ``"fsdp"`` cuts it up.
+        device: ``"auto"`` takes a GPU if there is one.
+        peak_flops: the device's peak, FLOP/s in ``precision``, for the share of it that is used; 0 for not asked, -1 to
+            measure it with a large matrix product.
+        seed: of the weights and of the order of the windows.
+    """
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    faults: FaultConfig = FaultConfig()
+    steps: int = 500
+    batch: int = 16
+    accumulation: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    parallel: Literal["none", "ddp", "fsdp"] = "none"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    peak_flops: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulation"):
+            check_count(name, getattr(self, name))
+        check_count("seed", self.seed, 0)
+        for name, known in (
+            ("precision", PRECISIONS),
+            ("parallel", ("none", "ddp", "fsdp")),
+            ("device", ("auto", "cpu", "cuda")),
+        ):
+            _check_known(name, getattr(self, name), known)
+        if self.peak_flops != -1 and not 0 <= self.peak_flops < float("inf"):
+            raise UserError(f"`peak_flops` must be a number of FLOP/s, 0 or -1, got {self.peak_flops}")
+        if self.batch % self.accumulation:
+            raise UserError(f"`batch` {self.batch} is not a multiple of `accumulation` {self.accumulation}")
+        if self.warmup_steps >= self.steps:
+            raise UserError(f"`schedule.warmup` must be shorter than `steps`, got {self.warmup_steps} and {self.steps}")
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise UserError(
+                f"`schedule.warmup` {self.warmup_steps} and `schedule.decay` {self.decay_steps} together are longer "
+                f"than `steps` {self.steps}"
+            )
+
+    def filled(self) -> RunConfig:
+        """Return it with the lengths of warm-up and decay spelled out, so that they stay if ``steps`` changes."""
+        schedule = dataclasses.replace(self.schedule, warmup=self.warmup_steps, decay=self.decay_steps)
+        return dataclasses.replace(self, schedule=schedule)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of warm-up."""
+        return self.steps // 10 if self.schedule.warmup is None else self.schedule.warmup
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of decay at the end of ``"wsd"``; 0 for a cosine."""
+        if self.schedule.name != "wsd":
+            return 0
+        return self.steps // 5 if self.schedule.decay is None else self.schedule.decay

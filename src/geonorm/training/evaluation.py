@@ -1,0 +1,102 @@
+"""Loss on fixed windows, without a trace in the training run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from geonorm.training.ranks import Ranks, solo
+
+# The label that losses leave out, torch's own; as an input it stands for padding.
+IGNORED = -100
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Result on fixed windows.
+
+    Attributes:
+        loss: mean nats a token, over all tokens of all windows that have a label.
+        bits_per_byte: bits for each byte of text that the target tokens stand for.
+        window_losses: mean nats a token of each window, float64 ``[num_windows]``.
+    """
+
+    loss: float
+    bits_per_byte: float
+    window_losses: np.ndarray
+
+
+def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
+    """Loss of each target token in float32, ``[batch, length]``, for windows ``[batch, length + 1]`` of ids.
+
+    Targets of -100 have the loss 0.
+    """
+    logits = model(input_ids=windows[:, :-1].clamp_min(0), use_cache=False).logits
+    targets = windows[:, 1:]
+    losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards the mode and the random stream are as they were."""
+    was_training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        model.train(was_training)
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
+    """Autocast to bfloat16 for ``"bf16"``, nothing for ``"fp32"``."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def num_labels(windows: np.ndarray) -> int:
+    """Number of target tokens in windows ``[num_windows, length + 1]`` that have a label."""
+    return int(np.count_nonzero(windows[:, 1:] != IGNORED))
+
+
+def evaluate(
+    model: nn.Module,
+    windows: np.ndarray,
+    token_bytes: np.ndarray,
+    *,
+    batch: int,
+    precision: str,
+    ranks: Ranks | None = None,
+) -> Evaluation:
+    """Evaluate on windows ``[num_windows, length + 1]``; ``batch`` changes nothing but speed and rounding.
+
+    Several ranks share the windows; each gets the whole result.
+    """
+    device = next(model.parameters()).device
+    ranks = ranks or solo(device)
+    # Every rank takes as many passes as the others, because passes of a model that is cut over them are made together.
+    share = -(-len(windows) // ranks.size)
+    mine = windows[np.minimum(np.arange(ranks.rank * share, (ranks.rank + 1) * share), len(windows) - 1)]
+    rows = []
+    with undisturbed(model), autocast(device, precision):
+        for start in range(0, len(mine), batch):
+            ids = torch.from_numpy(mine[start : start + batch]).to(device)
+            rows.append(token_losses(model, ids).cpu().numpy())
+    losses = ranks.concatenate(np.concatenate(rows))[: len(windows)].astype(np.float64)
+    targets = windows[:, 1:]
+    labelled = targets != IGNORED
+    num_bytes = int(token_bytes[targets[labelled]].sum())
+    bits = float(losses.sum()) / math.log(2)
+    return Evaluation(
+        loss=float(losses.sum()) / np.count_nonzero(labelled),
+        bits_per_byte=bits / num_bytes if num_bytes else math.nan,
+        window_losses=losses.sum(axis=1) / np.count_nonzero(labelled, axis=1),
+    )

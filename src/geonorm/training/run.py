@@ -1,0 +1,249 @@
+"""One training run from its configuration to its result: ``geonorm train``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from geonorm.errors import UserError
+from geonorm.storage import write_json
+from geonorm.training import folder as places
+from geonorm.training import recipe
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.config import RunConfig
+from geonorm.training.folder import RunFolder
+from geonorm.training.loop import Loop, Outcome
+from geonorm.training.metrics import MetricsFile
+from geonorm.training.parallel import Parallel
+from geonorm.training.progress import Progress
+from geonorm.training.ranks import OtherRankFailedError, Ranks, joined
+from geonorm.training.reporter import Reporter
+from geonorm.training.sampling import sample
+from geonorm.training.setup import (
+    corpus_identity,
+    make_model,
+    make_optimizer,
+    open_corpus,
+    open_data,
+    save_description,
+    settings_of,
+)
+from geonorm.training.signals import TRY_AGAIN, StopRequest, stop_requests
+from geonorm.training.state import collect, restore, targets
+from geonorm.training.throughput import Throughput, flops_per_token, measured_peak, peak_memory
+from geonorm.training.trackers import open_trackers
+
+OK, DIVERGED, MISTAKE = 0, 1, 2
+# What torch says when a process at the other end is gone; not all of it is a DistError.
+_LOST = re.compile(r"closed by peer|Connection reset|Broken pipe|gloo|NCCL|Socket|timed out", re.IGNORECASE)
+
+Say = Callable[[str], None]
+
+
+def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool = False) -> int:
+    """Train, in this process or as one of the ranks that torchrun started.
+
+    Args:
+        config: with its lengths filled in, see :func:`geonorm.training.folder.read_config`.
+        out: folder of the run, which all ranks share.
+        resume: go on with what the folder holds; overwrite: delete it.
+
+    Returns:
+        0 if the run came to its end; 1 if it diverged; 75 if it was told to end, or lost a rank, and can be resumed;
+        130 if it was interrupted by hand, and can be resumed.
+
+    Raises:
+        UserError: anything that a person has to change.
+    """
+    with stop_requests() as request:
+        try:
+            with joined(config.parallel, config.device) as ranks:
+                say: Say = (lambda text: print(text, flush=True)) if ranks.is_main else (lambda text: None)
+                try:
+                    return _Run(config, out, ranks, request, say).execute(resume=resume, overwrite=overwrite)
+                except OtherRankFailedError:
+                    return MISTAKE
+        except KeyboardInterrupt:
+            if request.code == TRY_AGAIN:
+                return TRY_AGAIN
+            raise
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"out of memory ({str(error).splitlines()[0]}); raise `accumulation`, or set "
+                "gradient_checkpointing=true"
+            ) from error
+        except (dist.DistError, RuntimeError) as error:
+            if config.parallel == "none" or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+                raise
+            print(f"lost another rank ({str(error).splitlines()[0]}); start all again with --resume", flush=True)
+            return TRY_AGAIN
+
+
+class _Run:
+    """A run on one rank."""
+
+    def __init__(self, config: RunConfig, out: Path, ranks: Ranks, request: StopRequest, say: Say) -> None:
+        self.config, self.out, self.ranks, self.request, self.say = config, out, ranks, request, say
+        self.settings = settings_of(config, ranks)
+        self.folder: RunFolder | None = None
+        self.reporter: Reporter | None = None
+        self.saved = 0
+
+    def execute(self, *, resume: bool, overwrite: bool) -> int:
+        """Claim the folder, train, let it go."""
+
+        def claim() -> tuple[str, bool]:
+            self.folder = RunFolder(self.out, self.config, resume=resume, overwrite=overwrite)
+            return self.folder.id, self.folder.is_new
+
+        self.id, self.is_new = self.ranks.on_main(claim)
+        try:
+            return self._train()
+        finally:
+            if self.reporter is not None:
+                self.reporter.close()
+            if self.folder is not None:
+                self.folder.release()
+
+    def _train(self) -> int:
+        config, ranks = self.config, self.ranks
+        self.corpus = open_corpus(config, self.say)
+        data = open_data(config, self.corpus)
+        self.model = make_model(config, self.corpus)
+        flops = flops_per_token(self.model, config.data.length)
+        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        ranks.on_main(self._begin)
+        self.model.to(ranks.device)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        parallel = Parallel(self.model, ranks, config.parallel, compiled=config.compile)
+        self.optimizer, schedule = make_optimizer(self.model, config)
+        background = config.checkpoint.background
+        self.checkpoints = Checkpoints(
+            self.out / places.CHECKPOINTS,
+            ranks,
+            keep_last=config.checkpoint.keep_last,
+            keep_every=config.checkpoint.keep_every,
+            background=ranks.device.type == "cuda" if background is None else background,
+        )
+        progress, num_bytes = self._restore()
+        peak = measured_peak(ranks.device, config.precision) if config.peak_flops == -1 else config.peak_flops
+        throughput = Throughput(flops, peak, ranks, progress.step, progress.seconds)
+        ranks.on_main(lambda: self._open_reporter(throughput, num_bytes))
+        emit = self.reporter.emit if self.reporter is not None else lambda row: None
+        self.loop = Loop(parallel, ranks, data, self.settings, self.optimizer, schedule, emit, progress)
+        self.loop.max_skipped = config.faults.max_skipped
+        self.loop.spike_deviations = config.faults.spike_deviations
+        self.loop.after_step = self._after_step
+        self.request.waiting_for_step = True
+        try:
+            outcome = self.loop.run()
+        finally:
+            self.request.waiting_for_step = False
+            self.checkpoints.wait()
+        return self._finish(outcome)
+
+    def _begin(self) -> None:
+        assert self.folder is not None
+        self.folder.begin(corpus_identity(self.corpus))
+        save_description(self.out / places.MODEL, self.model, self.corpus)
+
+    def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:
+        trackers = open_trackers(self.config.tracking, self.out, recipe.resolved(self.config), self.id)
+        metrics = MetricsFile(self.out / places.METRICS, keep=num_bytes)
+        tokens = self.settings.batch * self.settings.length
+        self.reporter = Reporter(metrics, trackers, throughput, self.settings.steps, tokens, self.say)
+
+    def _restore(self) -> tuple[Progress, int]:
+        """Load the newest good checkpoint; returns the progress and the bytes of metrics that belong to it."""
+        config, ranks = self.config, self.ranks
+        if ranks.rank:
+            torch.manual_seed(config.seed + ranks.rank)
+        found = None
+        if not self.is_new:
+            found = ranks.on_main(lambda: self.checkpoints.find(self.id, self.say))
+        if found is None:
+            return Progress.start(config.steps), 0
+        tensors = targets(self.model, self.optimizer, ranks, found.shapes)
+        self.checkpoints.load(found, tensors)
+        restore(self.model, self.optimizer, ranks, tensors, reseed=config.seed + found.step)
+        self.say(f"going on from step {found.step}")
+        self.saved = found.step
+        return Progress.from_json(found.facts["progress"], config.steps), int(found.facts["metrics"])
+
+    def _after_step(self) -> bool:
+        config, step = self.config, self.loop.progress.step
+        if config.sampling.every and (step % config.sampling.every == 0 or step == config.steps):
+            self._sample(step)
+        stop = self._stop()
+        if stop or step == config.steps or step % config.checkpoint.every == 0:
+            self._save(step)
+        return stop
+
+    def _stop(self) -> bool:
+        """Whether a rank was asked to end; a signal does not reach all of them within the same step."""
+        asked = int(self.request.code != 0)
+        if self.ranks.size > 1:
+            asked = int(self.ranks.sum(torch.tensor(asked, device=self.ranks.device)).item())
+        return asked > 0
+
+    def _save(self, step: int) -> None:
+        if step == self.saved:
+            return
+        facts: dict[str, Any] = {}
+        if self.reporter is not None:
+            num_bytes = self.reporter.metrics.sync()
+            facts = {"run": self.id, "progress": self.loop.progress.to_json(), "metrics": num_bytes}
+        self.checkpoints.save(step, collect(self.model, self.optimizer, self.ranks), facts)
+        self.saved = step
+
+    def _sample(self, step: int) -> None:
+        from tokenizers import Tokenizer
+
+        texts = sample(
+            self.model,
+            Tokenizer.from_file(str(self.corpus.tokenizer_path)),
+            self.config.sampling,
+            length=self.config.data.length,
+            precision=self.config.precision,
+            seed=self.config.seed + step,
+        )
+        if self.reporter is not None:
+            self.reporter.emit({"kind": "sample", "step": step, "texts": texts})
+
+    def _finish(self, outcome: Outcome) -> int:
+        step, steps = self.loop.progress.step, self.settings.steps
+        if outcome.status == "stopped":
+            self.say(f"asked to end: saved step {step} of {steps}; go on with --resume")
+            return self.request.code or TRY_AGAIN
+        self.ranks.on_main(lambda: write_json(self.out / places.RESULT, self._result(outcome)))
+        if outcome.status == "diverged":
+            self.say(f"diverged: {outcome.message}; the last checkpoint, of step {self.saved}, is kept")
+            return DIVERGED
+        assert outcome.evaluation is not None
+        self.say(f"finished: validation loss {outcome.evaluation.loss:.4f} after {steps} steps, in {self.out}")
+        return OK
+
+    def _result(self, outcome: Outcome) -> dict[str, Any]:
+        evaluation = outcome.evaluation
+        return {
+            "status": outcome.status,
+            "message": outcome.message,
+            "step": self.loop.progress.step,
+            "val_loss": evaluation.loss if evaluation else None,
+            "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
+            "train_loss": outcome.train_loss,
+            "skipped_steps": outcome.skipped,
+            "loss_spikes": self.loop.progress.spikes,
+            "tokens": outcome.tokens,
+            "seconds": outcome.seconds,
+            "tokens_per_second": outcome.tokens / outcome.seconds if outcome.seconds else None,
+            "peak_memory_bytes": peak_memory(self.ranks.device),
+            "num_parameters": self.num_parameters,
+            "num_ranks": self.ranks.size,
+        }

@@ -1,0 +1,189 @@
+"""From a configuration to what a run is made of: corpus, model, optimiser."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geonorm import models
+from geonorm.data import Corpus, Windows, prepare
+from geonorm.errors import UserError
+from geonorm.training.config import RunConfig
+from geonorm.training.loop import Data
+from geonorm.training.optimizer import Optimizers, adamw, muon_with_adamw, parameter_groups
+from geonorm.training.ranks import Ranks
+from geonorm.training.schedule import Schedule, lr_factor, wsd_factor
+from geonorm.training.settings import TrainSettings
+
+TOKENIZER = "tokenizer.json"
+
+
+def settings_of(config: RunConfig, ranks: Ranks) -> TrainSettings:
+    """Settings of the loop.
+
+    Raises:
+        UserError: the batch cannot be shared by the ranks.
+    """
+    if config.batch % (ranks.size * config.accumulation):
+        raise UserError(
+            f"`batch` {config.batch} is not a multiple of {ranks.size} ranks times `accumulation` {config.accumulation}"
+        )
+    optimizer, evaluation = config.optimizer, config.evaluation
+    return TrainSettings(
+        steps=config.steps,
+        batch=config.batch,
+        accumulation=config.accumulation,
+        length=config.data.length,
+        lr=optimizer.lr,
+        warmup=config.warmup_steps,
+        min_lr_ratio=config.schedule.min_lr_ratio,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        clip=optimizer.clip,
+        precision=config.precision,
+        seed=config.seed,
+        log_every=evaluation.log_every,
+        eval_every=evaluation.every,
+        eval_windows=evaluation.windows,
+        layers_every=evaluation.layers_every,
+    )
+
+
+def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
+    """Open the prepared corpus, or prepare it; every rank may call this at the same time.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    data = config.data
+    if data.corpus is not None:
+        return Corpus.load(data.corpus)
+    return prepare(
+        list(data.paths) or None,
+        vocab_size=data.vocab_size,
+        val_fraction=data.val_fraction,
+        text_column=data.text_column,
+        report=say,
+    )
+
+
+def corpus_identity(corpus: Corpus) -> str:
+    """What makes two corpora the same to a run: their tokens."""
+    return "-".join(str(part.metadata["sha256"]) for part in (corpus.train, corpus.val))
+
+
+def open_data(config: RunConfig, corpus: Corpus) -> Data:
+    """Cut the corpus into windows.
+
+    Raises:
+        UserError: it holds less than one window.
+    """
+    length = config.data.length
+    windows = Windows(corpus.train, length=length, seed=config.seed)
+    return Data(windows, Windows(corpus.val, length=length).fixed(config.evaluation.windows), corpus.token_bytes)
+
+
+def make_model(config: RunConfig, corpus: Corpus) -> Any:
+    """Build the model on the CPU, in float32, the same on every rank.
+
+    Raises:
+        UserError: a shape, placement or folder that does not fit.
+    """
+    chosen = config.model
+    if chosen.start is not None:
+        return _from_folder(config, corpus, chosen.start)
+    more: dict[str, Any] = {"tie_word_embeddings": True} if chosen.tie_embeddings else {}
+    if chosen.kv_heads is not None:
+        more["num_key_value_heads"] = chosen.kv_heads
+        if chosen.heads % chosen.kv_heads:
+            raise UserError(f"`model.heads` {chosen.heads} is not a multiple of `model.kv_heads` {chosen.kv_heads}")
+    return models.build_model(
+        models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width),
+        chosen.placement or "geonorm",
+        chosen.options,
+        vocab_size=corpus.vocab_size,
+        length=config.data.length,
+        seed=config.seed,
+        eos_id=corpus.eos_id,
+        family=chosen.family,
+        **more,
+    )
+
+
+def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"`model.start` {folder} is not a folder with a saved model (no config.json)")
+    _check_tokenizer(folder, corpus)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the model in {folder}: {str(error).splitlines()[0]}") from error
+    chosen = config.model
+    if not hasattr(model.config, "placement") and chosen.placement is None:
+        raise UserError(f"the model in {folder} is a stock one; name its `model.placement`, such as pre")
+    if chosen.placement is not None:
+        models.rewire(model, chosen.placement, **chosen.options)
+    elif chosen.options:
+        models.rewire(model, model.config.placement, **{**model.config.placement_options, **chosen.options})
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and config.data.length > most:
+        raise UserError(f"`data.length` {config.data.length} is longer than the {most} tokens of the model in {folder}")
+    if corpus.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"the corpus has {corpus.vocab_size} ids, but the model in {folder} {model.config.vocab_size}; prepare the "
+            "text with the model's tokenizer"
+        )
+    # A new model leaves the stream where drawing its weights ended; this one was drawn by somebody else.
+    torch.manual_seed(config.seed)
+    return model
+
+
+def _check_tokenizer(folder: Path, corpus: Corpus) -> None:
+    from tokenizers import Tokenizer
+
+    if not (folder / TOKENIZER).is_file():
+        return
+    ours, theirs = (Tokenizer.from_file(str(path)) for path in (corpus.tokenizer_path, folder / TOKENIZER))
+    if ours.get_vocab() != theirs.get_vocab():
+        raise UserError(
+            f"{folder} has another tokenizer than the corpus {corpus.path}; prepare the text with the model's tokenizer"
+        )
+
+
+def make_optimizer(model: Any, config: RunConfig) -> tuple[Optimizers, Schedule]:
+    """Make the optimiser and the schedule; after the model was cut over ranks, if it is."""
+    chosen, schedule = config.optimizer, config.schedule
+    if chosen.name == "muon":
+        optimizer = muon_with_adamw(
+            model,
+            lr=chosen.lr,
+            betas=chosen.betas,
+            momentum=chosen.momentum,
+            weight_decay=chosen.weight_decay,
+            eps=chosen.eps,
+        )
+    else:
+        groups = parameter_groups(model, chosen.weight_decay)
+        optimizer = Optimizers(adamw(groups, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps))
+    lengths = {"steps": config.steps, "warmup": config.warmup_steps, "min_ratio": schedule.min_lr_ratio}
+    if schedule.name == "wsd":
+        return optimizer, Schedule(optimizer, functools.partial(wsd_factor, decay=config.decay_steps, **lengths))
+    return optimizer, Schedule(optimizer, functools.partial(lr_factor, **lengths))
+
+
+def save_description(folder: Path, model: Any, corpus: Corpus) -> None:
+    """Write what an export needs besides weights: the model's configuration and the tokenizer."""
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(folder)
+    (folder / TOKENIZER).write_bytes(corpus.tokenizer_path.read_bytes())
+    facts = {"eos_id": corpus.eos_id, "length": int(model.config.max_position_embeddings)}
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
