@@ -20,8 +20,10 @@ from geonorm.experiments.cluster import Cluster, ClusterOptions, difference
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_key, find_corpus, read_pieces
 from geonorm.experiments.display import Display
-from geonorm.experiments.plan import make_plan
+from geonorm.experiments.plan import CorpusKey, make_plan
+from geonorm.experiments.process import Resources, start_process
 from processes import parent, trial_processes, wait_for
+from tolerances import PARALLEL_LOSS
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
 TWELVE = ["--placements", "geonorm", "pre", "--lrs", "1e-3", "2e-3", "4e-3", "--seeds", "0", "1", "--full-grid"]
@@ -224,6 +226,10 @@ def test_other_code_than_the_cluster_runs_is_refused(address, data, tmp_path, mo
         (["--executor", "ray", "--gpus-per-trial", "1.5"], "`gpus_per_trial` above 1 must be a whole number, got 1.5"),
         (["--executor", "ray", "--gpus-per-trial", "-1"], "`gpus_per_trial` must be positive, got -1"),
         (["--executor", "ray", "--ranks-per-trial", "2"], "`ranks_per_trial` 2 needs as many --cpus-per-trial, got 1"),
+        (
+            ["--executor", "ray", "--ranks-per-trial", "3", "--cpus-per-trial", "3"],
+            "`batch` 4 is not a multiple of 3 ranks",
+        ),
         (["--executor", "ray", "--retries", "-1"], "`retries` must be a whole number of at least 0"),
         (["--executor", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at `address` 127.0.0.1:1"),
         (["--executor", "ray", "--address", "ray://localhost:10001"], "is for Ray Client"),
@@ -251,8 +257,44 @@ def test_gpus_decide_device_and_ranks():
         assert plan.cluster is not None
         return plan.cluster.resources
 
-    assert vars(resources()) == {"threads": 1, "device": "cpu", "ranks": 1}
-    assert vars(resources(gpus_per_trial=0.5)) == {"threads": 1, "device": "cuda", "ranks": 1}
-    assert vars(resources(gpus_per_trial=4, cpus_per_trial=8)) == {"threads": 2, "device": "cuda", "ranks": 4}
-    assert vars(resources(cpus_per_trial=4, ranks_per_trial=2)) == {"threads": 2, "device": "cpu", "ranks": 2}
+    assert resources() == Resources(1, "cpu", 1, "none")
+    assert resources(gpus_per_trial=0.5) == Resources(1, "cuda", 1, "none")
+    assert resources(gpus_per_trial=4, cpus_per_trial=8) == Resources(2, "cuda", 4, "ddp")
+    assert resources(cpus_per_trial=4, ranks_per_trial=2, parallel="fsdp") == Resources(2, "cpu", 2, "fsdp")
     assert make_plan(CompareConfig(preset="tiny")).cluster is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_of_a_trial_find_what_one_process_finds(tmp_path, parallel):
+    """On the CPU, by torch's launcher as inside a Ray task; ranks sum in another order, so results are close."""
+    corpus = small_corpus(tmp_path)
+    plan = make_plan(CompareConfig(preset="tiny", placements=("geonorm:learnable=true",), steps=6, width=16, length=16))
+    (trial,) = plan.first_trials(CorpusKey(corpus.description["fingerprint"], corpus.vocab_size))
+    results = {}
+    for ranks in (1, 2):
+        resources = Resources(ranks=ranks, parallel=parallel if ranks > 1 else "none")
+        process = start_process(trial, tmp_path / f"{ranks}", corpus.path, resources)
+        process.process.wait(300)
+        results[ranks] = process.result()
+        assert results[ranks]["status"] == "ok", process.reason()
+    assert results[2]["num_parameters"] == results[1]["num_parameters"]
+    assert results[2]["val_loss"] == pytest.approx(results[1]["val_loss"], rel=PARALLEL_LOSS)
+    one, two = ((tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("1", "2"))
+    assert len(one) == len(two)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_ranks_end_with_whoever_started_their_launcher(tmp_path):
+    corpus = small_corpus(tmp_path)
+    plan = make_plan(CompareConfig(preset="tiny", placements=("pre",), steps=1_000_000))
+    (trial,) = plan.first_trials(CorpusKey(corpus.description["fingerprint"], corpus.vocab_size))
+    process = start_process(trial, tmp_path / "trial", corpus.path, Resources(ranks=2, parallel="ddp"))
+    try:
+        wait_for(lambda: (tmp_path / "trial" / "metrics.jsonl").exists(), 300)
+        assert len(trial_processes(tmp_path)) == 3
+    finally:
+        process.close()
+    wait_for(lambda: not trial_processes(tmp_path))
+    process.process.wait()

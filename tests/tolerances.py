@@ -25,6 +25,10 @@ RADIUS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 # A sum over many rows of bfloat16 inputs, reduced in float32.
 REDUCED = 0.01
 
+# Loss after a few steps on ranks against one process, float32: gradients are summed in another order, and AdamW's first
+# steps, which divide a gradient by its own size, carry such a difference on.
+PARALLEL_LOSS = 1e3 * EPS[torch.float32]
+
 
 def step_bound(dtype: torch.dtype, dim: int) -> float:
     """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d), for ``alpha |u| <= |x|``.

@@ -28,7 +28,7 @@ class ClusterOptions:
         address: ``host:port`` of a running cluster or ``"auto"``; None starts one on this machine.
         cpus: CPUs a trial; with several ranks they are divided among them.
         gpus: GPUs a trial; below 1 several trials share one.
-        ranks: processes that train a trial together.
+        ranks: processes that train a trial together; parallel: how they share the model, ``"ddp"`` or ``"fsdp"``.
         retries: times that a trial starts anew after its worker was lost.
     """
 
@@ -36,12 +36,14 @@ class ClusterOptions:
     cpus: int = 1
     gpus: float = 0
     ranks: int = 1
+    parallel: str = "ddp"
     retries: int = 2
 
     @property
     def resources(self) -> Resources:
         """What a trial's process may use."""
-        return Resources(max(1, self.cpus // self.ranks), "cuda" if self.gpus else "cpu", self.ranks)
+        parallel = self.parallel if self.ranks > 1 else "none"
+        return Resources(max(1, self.cpus // self.ranks), "cuda" if self.gpus else "cpu", self.ranks, parallel)
 
     @property
     def needs(self) -> str:
@@ -221,19 +223,21 @@ def _remote_functions() -> tuple[Callable[[], dict[str, Any]], Callable[..., Ite
     def trial(code: str, *arguments: Any) -> Iterator[dict[str, Any]]:
         import ray
 
+        run: Callable[..., Iterator[dict[str, Any]]] | None = None
+        found = "none, or one without `--executor ray`"
         try:
             from geonorm.experiments.environment import code_version
-            from geonorm.experiments.remote_task import run_remotely
-        except ImportError:
-            found = "none, or one without `--executor ray`"
-        else:
+            from geonorm.experiments.remote_task import run_remotely as run
+
             found = code_version()
-        if found != code:
+        except ImportError:
+            pass
+        if run is None or found != code:
             where = ray.util.get_node_ip_address()
             text = f"machine {where} of the Ray cluster runs geonorm {found}, this one {code}; install the same on both"
             yield {"kind": "refused", "message": text}
             return
-        yield from run_remotely(*arguments, ray.get)
+        yield from run(*arguments, ray.get)
 
     return describe, trial
 

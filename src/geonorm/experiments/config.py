@@ -58,6 +58,8 @@ class CompareConfig:
     """GPUs a trial (ray); below 1 several trials share one"""
     ranks_per_trial: _Ranks = None
     """Processes that train a trial together, on one machine (ray)"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How they share the model: whole on each, or cut up (ray)"""
     retries: int = 2
     """Times that a trial starts anew after its worker or machine was lost (ray)"""
     width: _Int = None

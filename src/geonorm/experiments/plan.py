@@ -141,6 +141,7 @@ def make_plan(config: CompareConfig) -> Plan:
         training["warmup"] = max(0, check_count("steps", config.steps) // 10)
     if config.steps is not None and config.eval_every is None:
         training["eval_every"] = max(1, config.steps // 5)
+    settings = dataclasses.replace(base.training, **training)
     jobs = config.jobs if config.jobs is not None else num_cores()
     return Plan(
         config=config,
@@ -148,17 +149,17 @@ def make_plan(config: CompareConfig) -> Plan:
         placements=placements,
         rates=tuple(config.lrs or base.rates(placement) for placement in placements),
         shape=shape,
-        training=dataclasses.replace(base.training, **training),
+        training=settings,
         vocab_size=check_count("vocab_size", base.vocab_size if config.vocab_size is None else config.vocab_size, 257),
         jobs=check_count("jobs", jobs),
-        cluster=_cluster(config),
+        cluster=_cluster(config, settings),
     )
 
 
-def _cluster(config: CompareConfig) -> ClusterOptions | None:
+def _cluster(config: CompareConfig, training: TrainSettings) -> ClusterOptions | None:
     """Options of the Ray cluster; None for this machine alone."""
     if config.executor == "local":
-        for name in ("address", "cpus_per_trial", "gpus_per_trial", "ranks_per_trial", "retries"):
+        for name in ("address", "cpus_per_trial", "gpus_per_trial", "ranks_per_trial", "parallel", "retries"):
             if getattr(config, name) != CompareConfig.__dataclass_fields__[name].default:
                 raise UserError(f"`{name}` is for Ray; add --executor ray, which runs on one machine too")
         return None
@@ -173,7 +174,13 @@ def _cluster(config: CompareConfig) -> ClusterOptions | None:
         raise UserError(f"`ranks_per_trial` must be one a GPU, {max(1, int(gpus))}, got {ranks}")
     if ranks > cpus and not gpus:
         raise UserError(f"`ranks_per_trial` {ranks} needs as many --cpus-per-trial, got {cpus}")
-    return ClusterOptions(config.address, cpus, gpus, ranks, check_count("retries", config.retries, 0))
+    if config.parallel not in ("ddp", "fsdp"):
+        raise UserError(f"`parallel` must be 'ddp' or 'fsdp', got {config.parallel!r}")
+    if training.batch % (ranks * training.accumulation):
+        raise UserError(
+            f"`batch` {training.batch} is not a multiple of {ranks} ranks times `accumulation` {training.accumulation}"
+        )
+    return ClusterOptions(config.address, cpus, gpus, ranks, config.parallel, check_count("retries", config.retries, 0))
 
 
 def _given(config: CompareConfig, *names: str) -> dict[str, Any]:

@@ -27,11 +27,13 @@ class Resources:
         threads: of each rank.
         device: ``"cpu"`` or ``"cuda"``.
         ranks: processes that train the trial together, on one machine.
+        parallel: how they share the model: ``"ddp"``, ``"fsdp"``, or ``"none"`` for one alone.
     """
 
     threads: int = 1
     device: str = "cpu"
     ranks: int = 1
+    parallel: str = "none"
 
 
 @dataclasses.dataclass
@@ -116,7 +118,8 @@ def start_process(trial: Trial, folder: Path, corpus: Path, resources: Resources
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
         launcher += [f"--nproc-per-node={resources.ranks}"]
     command = [*launcher, "-m", "geonorm.experiments.worker", str(folder), str(corpus)]
-    command += ["--device", resources.device, "--threads", str(resources.threads), WATCH_FLAG]
+    command += ["--device", resources.device, "--parallel", resources.parallel]
+    command += ["--threads", str(resources.threads), WATCH_FLAG]
     threads = dict.fromkeys(_THREAD_VARIABLES, str(resources.threads))
     process = subprocess.Popen(
         command,

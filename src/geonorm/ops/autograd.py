@@ -29,8 +29,8 @@ class _Rows(NamedTuple):
 
 def _rows(x: Tensor, u: Tensor, dtype: torch.dtype) -> _Rows:
     x, u = x.to(dtype), u.to(dtype)
-    # Reading the sums back stalls a GPU and breaks a compiled graph, so only eager CPU takes the short way.
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    # Reading the sums back stalls a GPU, breaks a compiled graph, and fails where a tensor stands for one without data.
+    if x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling():
         rows = _plain_rows(x, u, None)
         if _in_range(rows, dtype):
             return rows
