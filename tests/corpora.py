@@ -19,7 +19,7 @@ def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
     return folder
 
 
-def small_corpus(folder: Path) -> Corpus:
+def small_corpus(folder: Path, count: int = 40) -> Corpus:
     """Prepare the documents as bytes, in a cache inside ``folder``."""
-    documents = write_documents(folder / "documents")
+    documents = write_documents(folder / "documents", count)
     return prepare([documents], vocab_size=257, val_fraction=0.2, cache_dir=folder / "cache")

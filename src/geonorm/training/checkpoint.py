@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from geonorm.errors import UserError
 from geonorm.storage import write_json
@@ -38,6 +40,8 @@ _BLOCK = 1 << 20
 # True, and wanted: one process saves and loads alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
+# DCP's own is no Exception.
+_FAILURES = (Exception, CheckpointException)
 # What safetensors calls them.
 _DTYPES = {
     "F64": torch.float64,
@@ -87,7 +91,7 @@ class Checkpoints:
         self.root, self.ranks, self.background = root, ranks, background
         self.keep_last, self.keep_every = keep_last, keep_every
         # Of its own, so that what the writer says cannot mix with what training says.
-        self._group = dist.new_group(backend="gloo") if ranks.size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo") if ranks.size > 1 else None
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -175,13 +179,13 @@ class Checkpoints:
             UserError: the files cannot be read.
         """
         try:
-            dcp.load(
+            load(
                 into,
                 storage_reader=HuggingFaceStorageReader(str(checkpoint.path)),
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-        except Exception as error:
+        except _FAILURES as error:
             raise UserError(f"cannot read the checkpoint {checkpoint.path}: {_cause(error)}") from error
 
     def path(self, step: int) -> Path:
@@ -197,7 +201,7 @@ class Checkpoints:
             self._together(lambda: self._publish(partial, step, digests, facts), main_only=True)
         except OtherRankFailedError:
             raise
-        except Exception as error:
+        except _FAILURES as error:
             if self.ranks.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
@@ -213,7 +217,7 @@ class Checkpoints:
 
     def _write_tensors(self, partial: Path, tensors: dict[str, Tensor]) -> None:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-        dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
 
     def _digests(self, partial: Path) -> dict[str, list[Any]]:
         files = sorted(partial.glob("*.safetensors"))
@@ -251,7 +255,7 @@ class Checkpoints:
         if self.ranks.is_main or not main_only:
             try:
                 result = work()
-            except Exception as caught:
+            except _FAILURES as caught:
                 error = caught
         if self._group is not None:
             failed: list[Any] = [None] * self.ranks.size
@@ -294,12 +298,11 @@ def verify(path: Path) -> Checkpoint:
             raise UserError(f"{file} has {actual} bytes instead of {size}")
         if _sha256(file) != digest:
             raise UserError(f"{file} is not what was saved (its SHA-256 differs)")
-    try:
-        for name in files:
-            with safe_open(path / name, framework="pt") as opened:
+        try:
+            with safe_open(file, framework="pt") as opened:
                 _add_shapes(shapes, opened)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / name} is not a file of tensors ({_cause(error)})") from None
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} is not a file of tensors ({_cause(error)})") from None
     return Checkpoint(path, int(manifest["step"]), manifest["facts"], shapes)
 
 
@@ -319,9 +322,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         digest = manifest.pop("digest")
-        match = _NAME.fullmatch(path.name)
-        good = digest == _digest(manifest) and manifest["format"] == _FORMAT and match is not None
-        good = good and manifest["step"] == int(match.group(1)) and isinstance(manifest["facts"], dict)
+        good = digest == _digest(manifest) and manifest["format"] == _FORMAT
+        good = good and path.name == f"step-{manifest['step']}" and isinstance(manifest["facts"], dict)
         good = good and all(Path(name).name == name for name in manifest["files"])
     except FileNotFoundError:
         raise UserError(f"{path} has no {MANIFEST}, so its saving never ended") from None
@@ -363,8 +365,6 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _cause(error: BaseException) -> str:
     """The innermost reason, in one line."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
     while True:
         if isinstance(error, CheckpointException) and error.failures:
             error = next(iter(error.failures.values()))[0]

@@ -46,6 +46,7 @@ class RunFolder:
         out: the folder.
         id: identity of the run.
         is_new: whether the run starts from nothing.
+        latest: last step that the run can be taken up from, or None for any.
     """
 
     def __init__(self, out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
@@ -92,8 +93,13 @@ class RunFolder:
         self.is_new = not held or overwrite
         self.run = {} if self.is_new else _read_json(self.out / RUN)
         self.id = uuid.uuid4().hex[:12] if self.is_new else str(self.run.get("id"))
+        self.latest: int | None = None
         if not self.is_new:
-            self._check_same(recipe.load([self.out / CONFIG]))
+            saved = recipe.load([self.out / CONFIG])
+            self._check_same(saved)
+            if (saved.steps, saved.decay_steps) != (self.config.steps, self.config.decay_steps):
+                # What came after was trained at rates that this run does not have.
+                self.latest = min(one.steps - one.decay_steps for one in (saved, self.config))
 
     def _check_same(self, saved: RunConfig) -> None:
         before, now = _flat(recipe.resolved(saved)), _flat(recipe.resolved(self.config))

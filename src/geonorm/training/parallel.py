@@ -68,8 +68,16 @@ class Parallel:
         yield
 
 
+def recompute_blocks(model: Any) -> None:
+    """Have each block computed again in the backward pass, instead of keeping what that needs."""
+    # Two names for it, the older on its way out.
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")
+    enable({"use_reentrant": False})
+
+
 def _shard(model: nn.Module, ranks: Ranks) -> None:
-    from torch.distributed import init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(ranks.device.type, (ranks.size,))

@@ -14,12 +14,12 @@ from geonorm.errors import UserError
 from geonorm.storage import write_json
 from geonorm.training import folder as places
 from geonorm.training import recipe
-from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.checkpoint import Checkpoint, Checkpoints
 from geonorm.training.config import RunConfig
 from geonorm.training.folder import RunFolder
 from geonorm.training.loop import Loop, Outcome
 from geonorm.training.metrics import MetricsFile
-from geonorm.training.parallel import Parallel
+from geonorm.training.parallel import Parallel, recompute_blocks
 from geonorm.training.progress import Progress
 from geonorm.training.ranks import OtherRankFailedError, Ranks, joined
 from geonorm.training.reporter import Reporter
@@ -120,7 +120,7 @@ class _Run:
         ranks.on_main(self._begin)
         self.model.to(ranks.device)
         if config.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_blocks(self.model)
         parallel = Parallel(self.model, ranks, config.parallel, compiled=config.compile)
         self.optimizer, schedule = make_optimizer(self.model, config)
         background = config.checkpoint.background
@@ -166,7 +166,7 @@ class _Run:
             torch.manual_seed(config.seed + ranks.rank)
         found = None
         if not self.is_new:
-            found = ranks.on_main(lambda: self.checkpoints.find(self.id, self.say))
+            found = ranks.on_main(self._find)
         if found is None:
             return Progress.start(config.steps), 0
         tensors = targets(self.model, self.optimizer, ranks, found.shapes)
@@ -175,6 +175,16 @@ class _Run:
         self.say(f"going on from step {found.step}")
         self.saved = found.step
         return Progress.from_json(found.facts["progress"], config.steps), int(found.facts["metrics"])
+
+    def _find(self) -> Checkpoint | None:
+        assert self.folder is not None
+        found, latest = self.checkpoints.find(self.id, self.say), self.folder.latest
+        if found is not None and latest is not None and found.step > latest:
+            raise UserError(
+                f"`steps` or `schedule.decay` has changed, so {self.out} can be taken up from step {latest} at the "
+                f"latest, but its newest checkpoint is of step {found.step}; delete those after step {latest}"
+            )
+        return found
 
     def _after_step(self) -> bool:
         config, step = self.config, self.loop.progress.step
