@@ -29,6 +29,12 @@ REDUCED = 0.01
 # steps, which divide a gradient by its own size, carry such a difference on.
 PARALLEL_LOSS = 1e3 * EPS[torch.float32]
 
+# Bytes that autograd keeps against the estimate: the first and last layer differ from others by a few small tensors.
+SAVED_BYTES = 0.03
+
+# Operations that torch counts against 6 N + 12 L d T: the rotary angles are a product, norm gains count as weights.
+UNCOUNTED_FLOPS = 0.01
+
 
 def step_bound(dtype: torch.dtype, dim: int) -> float:
     """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d), for ``alpha |u| <= |x|``.

@@ -83,6 +83,28 @@ def train(
     return run(resolved, out, resume=resume, overwrite=overwrite)
 
 
+def plan(
+    overrides: _Overrides = (),
+    /,
+    config: _Appended = (),
+    gpu: str = "h100",
+    num_gpus: int = 1,
+    mfu: float = 0.4,
+) -> int:
+    """Estimate what a recipe takes: parameters, tokens, operations, memory of a GPU, hours.
+
+    Args:
+        overrides: values of the recipe to change, such as data.length=2048
+        config: YAML recipe; given more than once, later ones win
+        gpu: kind of GPU, such as h100 or a100
+        num_gpus: how many of them
+        mfu: share of their peak to assume
+    """
+    from geonorm.sizing.show import plan_recipe
+
+    return plan_recipe(config, overrides, gpu, num_gpus, mfu)
+
+
 def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
@@ -94,4 +116,4 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "train": train, "report": report, "placements": placements}
+COMMANDS = {"compare": compare, "train": train, "plan": plan, "report": report, "placements": placements}

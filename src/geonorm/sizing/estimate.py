@@ -3,22 +3,21 @@
 Formulas, with N parameters, W GPUs, b windows of T tokens a micro-batch on each GPU, L layers of width d, vocabulary V,
 B the bytes that one layer keeps for its backward pass and R what the rest of the model keeps:
 
-    operations a token   6 N' + 12 L H Q T (see geonorm.training.throughput.flops_per_token); recomputing the blocks in the
-                         backward pass adds the third of it that falls on the blocks' forward pass
+    operations a token   6 N' + 12 L H Q T, see geonorm.training.throughput.flops_per_token; with checkpointing a third
+                         of what falls on the layers is added, their second forward pass
     weights              4 N; cut up by FSDP 4 N / W, and three layers and the part outside them whole at a time
     gradients            4 N; cut up by FSDP 4 N / W, but whole while micro-batches accumulate
     moments              8 N for AdamW, 4 for each parameter under Muon; cut up by FSDP a W-th of it
     activations          L B + R; with checkpointing L 4 b T d + B + R
     logits               b T V times 4 in float32 and 6 in bfloat16: what the loss and its gradient hold on top
 
-The peak is their sum. The CUDA context, workspaces, buffers of NCCL and fragmentation are not in it: a tenth of the memory
-is left for them.
+The peak is their sum. The CUDA context, workspaces, buffers of NCCL and fragmentation are not in it: a tenth of the
+memory is left for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,8 +29,7 @@ from geonorm.models import blocks
 from geonorm.sizing.dry_run import Saved, saved_bytes
 from geonorm.sizing.gpus import Gpu
 from geonorm.training.config import RunConfig
-from geonorm.training.optimizer import make_optimizer_groups
-from geonorm.training.setup import shaped_model
+from geonorm.training.setup import make_optimizer, shaped_model
 from geonorm.training.throughput import flops_per_token
 
 # Part of the memory that is left for what is not counted.
@@ -105,7 +103,13 @@ class Estimate:
 
 
 def estimate(
-    config: RunConfig, gpu: Gpu, num_gpus: int = 1, *, mfu: float = 0.4, vocab_size: int | None = None
+    config: RunConfig,
+    gpu: Gpu,
+    num_gpus: int = 1,
+    *,
+    mfu: float = 0.4,
+    vocab_size: int | None = None,
+    known: dict[int, Saved] | None = None,
 ) -> Estimate:
     """Estimate a run.
 
@@ -114,6 +118,7 @@ def estimate(
         gpu: kind of GPU; num_gpus: how many.
         mfu: share of the peak to assume, 0 to 1.
         vocab_size: of the corpus; None for the recipe's.
+        known: what dry runs of this model have found, by windows of a micro-batch; this one's is added.
 
     Raises:
         UserError: the batch cannot be shared by the GPUs, or a shape or value that does not fit.
@@ -128,14 +133,16 @@ def estimate(
             f"`batch` {config.batch} is not a multiple of {num_gpus} GPUs times `accumulation` {config.accumulation}"
         )
     vocab_size = vocab_size or config.data.vocab_size
-    model = _on_meta(config, vocab_size, config.model.depth)
+    model: Any = _on_meta(config, vocab_size, config.model.depth)
     micro_batch = config.batch // (num_gpus * config.accumulation)
-    saved = saved_bytes(
-        lambda depth: shaped_model(_with_depth(config, depth), vocab_size),
-        micro_batch,
-        config.data.length,
-        config.precision,
-    )
+    known = {} if known is None else known
+    if micro_batch not in known:
+        known[micro_batch] = saved_bytes(
+            lambda depth: shaped_model(_with_depth(config, depth), vocab_size),
+            micro_batch,
+            config.data.length,
+            config.precision,
+        )
     num_tokens = config.steps * config.batch * config.data.length
     token = flops_per_token(model, config.data.length)
     of_head = 6.0 * model.get_output_embeddings().weight.numel()
@@ -151,7 +158,7 @@ def estimate(
         flops=token * num_tokens,
         executed=(token + recomputed) * num_tokens,
         micro_batch=micro_batch,
-        memory=_memory(config, model, saved, micro_batch, num_gpus, vocab_size),
+        memory=_memory(config, model, known[micro_batch], micro_batch, num_gpus, vocab_size),
     )
 
 
@@ -162,6 +169,7 @@ def that_fit(plan: Estimate) -> Iterator[Estimate]:
         for count in range(plan.config.accumulation, plan.config.batch // plan.num_gpus + 1)
         if plan.config.batch % (plan.num_gpus * count) == 0
     ]
+    known: dict[int, Saved] = {}
     ways = [plan.config.parallel, *(["fsdp"] if plan.config.parallel == "ddp" else [])]
     for parallel in ways:
         for checkpointing in sorted({plan.config.gradient_checkpointing, True}):
@@ -169,22 +177,24 @@ def that_fit(plan: Estimate) -> Iterator[Estimate]:
                 config = dataclasses.replace(
                     plan.config, parallel=parallel, gradient_checkpointing=checkpointing, accumulation=accumulation
                 )
-                other = estimate(config, plan.gpu, plan.num_gpus, mfu=plan.mfu, vocab_size=plan.vocab_size)
+                other = estimate(config, plan.gpu, plan.num_gpus, mfu=plan.mfu, vocab_size=plan.vocab_size, known=known)
                 if other.fits:
                     yield other
                     break
 
 
-def _memory(
-    config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_gpus: int, vocab_size: int
-) -> Memory:
+def _memory(config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_gpus: int, vocab_size: int) -> Memory:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     depth = config.model.depth
     layer = sum(parameter.numel() for parameter in blocks(model)[0].parameters())
     tokens = micro_batch * config.data.length
-    moments = sum(
-        (4 if kind == "muon" else 8) * sum(p.numel() for p in parameters)
-        for kind, parameters in make_optimizer_groups(model, config.optimizer.name)
+    moments = float(
+        sum(
+            (8 if isinstance(one, torch.optim.AdamW) else 4) * parameter.numel()
+            for one in make_optimizer(model, config)[0].optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
+        )
     )
     weights = gradients = 4.0 * num_parameters
     if config.parallel == "fsdp":
@@ -192,7 +202,7 @@ def _memory(
         weights = weights / num_gpus + 4.0 * (min(_WHOLE_LAYERS, depth) * layer + outside)
         # While micro-batches accumulate, each GPU keeps the gradients of all parameters.
         gradients = gradients if config.accumulation > 1 else gradients / num_gpus + 4.0 * (2 * layer + outside)
-        moments = math.ceil(moments / num_gpus)
+        moments /= num_gpus
     activations = depth * saved.block + saved.rest
     if config.gradient_checkpointing:
         activations = depth * 4 * tokens * config.model.width + saved.block + saved.rest
