@@ -21,7 +21,7 @@ from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_key, find_corpus, read_pieces
 from geonorm.experiments.display import Display
 from geonorm.experiments.plan import CorpusKey, make_plan
-from geonorm.experiments.process import Resources, start_process
+from geonorm.experiments.process import Resources, last_words, start_process
 from processes import parent, trial_processes, wait_for
 from tolerances import PARALLEL_LOSS
 
@@ -298,3 +298,11 @@ def test_ranks_end_with_whoever_started_their_launcher(tmp_path):
         process.close()
     wait_for(lambda: not trial_processes(tmp_path))
     process.process.wait()
+
+
+def test_the_cause_is_told_from_the_launchers_words():
+    launcher = ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", "=" * 60, "x FAILED", "=" * 60]
+    assert last_words("\n".join(["[rank1]: RuntimeError: no room", *launcher])) == "RuntimeError: no room"
+    assert last_words("\n".join(["error: the id 7", "error: the id 7", *launcher])) == "error: the id 7"
+    assert last_words("Traceback\nValueError: 3\n") == "ValueError: 3"
+    assert last_words("") == "no output"

@@ -80,7 +80,7 @@ def test_with_checkpointing_only_streams_are_kept_and_one_block_at_a_time():
     saving = estimate(config, gpu("h100")).memory.activations
     stream = 4 * 6 * 48 * 64
     block = (whole - saving + 6 * stream) / 5
-    # What entry and exit keep is inside the first and the last block, and so not kept: the estimate is on the safe side.
+    # Entry and exit are inside the first and the last block, so what they keep is not kept: a little less than estimated.
     assert saving - block - 3 * stream < kept_bytes(model, config) <= saving - block
 
 

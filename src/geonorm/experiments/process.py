@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from geonorm.experiments.trials import LOG, METRICS, RESULT, SPEC, WINDOW_LOSSES
 from geonorm.storage import write_json
 
 WATCH_FLAG = "--end-with-parent"
+_CAUSE = re.compile(r"(\[rank\d+\]: )?(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -96,9 +98,20 @@ class TrialProcess(Running):
     def reason(self) -> str:
         """Why the process ended as it did, in words."""
         code = self.process.returncode
-        lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = lines[-1].strip() if lines else "no output"
-        return f"killed by signal {-code} ({last})" if code < 0 else f"exit code {code}: {last}"
+        said = last_words((self.folder / LOG).read_text(encoding="utf-8", errors="replace"))
+        return f"killed by signal {-code} ({said})" if code < 0 else f"exit code {code}: {said}"
+
+
+def last_words(log: str) -> str:
+    """The line of a log that says why its process failed.
+
+    That is the last one, unless a launcher of ranks had the last word, which tells nothing of the cause.
+    """
+    lines = [line.strip() for line in log.strip().splitlines()] or ["no output"]
+    if lines[-1].strip("="):
+        return lines[-1]
+    causes = [line for line in lines if _CAUSE.match(line) and "ChildFailedError" not in line]
+    return re.sub(r"^\[rank\d+\]: ", "", causes[0]) if causes else "the launcher of the ranks does not say"
 
 
 def clear_folder(folder: Path, trial: Trial) -> None:
