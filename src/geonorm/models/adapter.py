@@ -82,12 +82,18 @@ def adapter_for(model: nn.Module) -> Adapter:
     """
     for adapter in ADAPTERS:
         classes = [table[part] for table in (adapter.stock, adapter.rewired) for part in ("model", "causal_lm")]
-        if type(model) in classes:
+        if _own_class(model) in classes:
             return adapter
     raise UserError(
         f"cannot rewire a {type(model).__name__}; supported families: {', '.join(supported_families())} "
         "(decoder with or without a language-model head)"
     )
+
+
+def _own_class(model: nn.Module) -> type[nn.Module]:
+    """Class of a model; ``fully_shard`` puts a class of its own before it."""
+    kind = type(model)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
 
 
 def config_placement(config: Any) -> Placement:

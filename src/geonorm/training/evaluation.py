@@ -55,6 +55,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+        # FSDP keeps the parameters of the outermost module whole for a backward pass, which does not come.
+        if hasattr(model, "reshard"):
+            model.reshard()  # type: ignore[operator]
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:

@@ -80,7 +80,10 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         except (dist.DistError, RuntimeError) as error:
             if config.parallel == "none" or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise
-            print(f"lost another rank ({str(error).splitlines()[0]}); start all again with --resume", flush=True)
+            reason = re.sub(r"^(\[[^]]*\] *)+", "", str(error).splitlines()[0])
+            print(f"lost another rank ({reason}); start all again with --resume", flush=True)
+            # torchrun ends what is left, which is ending already.
+            request.ignore_further()
             return TRY_AGAIN
 
 

@@ -26,6 +26,14 @@ class StopRequest:
     def __init__(self) -> None:
         self.code = 0
         self.waiting_for_step = False
+        self.numbers: list[int] = []
+        self.restored = True
+
+    def ignore_further(self) -> None:
+        """Take no more notice of signals, for as long as this process lives."""
+        self.restored = False
+        for number in self.numbers:
+            signal.signal(number, signal.SIG_IGN)
 
     def handle(self, number: int, frame: Any) -> None:
         """Take a signal."""
@@ -42,10 +50,12 @@ def stop_requests() -> Iterator[StopRequest]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         names = [name for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
-        for number in (getattr(signal, name) for name in names):
+        request.numbers = [getattr(signal, name) for name in names]
+        for number in request.numbers:
             before[number] = signal.signal(number, request.handle)
     try:
         yield request
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if request.restored:
+            for number, handler in before.items():
+                signal.signal(number, handler)
