@@ -16,6 +16,7 @@ from geonorm.sizing.estimate import estimate, that_fit
 from geonorm.sizing.gpus import GPUS, gpu
 from geonorm.training.config import RunConfig
 from geonorm.training.evaluation import autocast, token_losses
+from geonorm.training.parallel import recompute_blocks
 from geonorm.training.recipe import load
 from geonorm.training.setup import shaped_model
 from tolerances import SAVED_BYTES, UNCOUNTED_FLOPS
@@ -75,12 +76,12 @@ def test_activations_are_what_autograd_keeps(text, precision):
 def test_with_checkpointing_only_streams_are_kept_and_one_block_at_a_time():
     config = config_of("gradient_checkpointing=true", "model.depth=6")
     model = shaped_model(config, 300)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recompute_blocks(model)
     whole = estimate(dataclasses.replace(config, gradient_checkpointing=False), gpu("h100")).memory.activations
     saving = estimate(config, gpu("h100")).memory.activations
     stream = 4 * 6 * 48 * 64
     block = (whole - saving + 6 * stream) / 5
-    # Entry and exit are inside the first and the last block, so what they keep is not kept: a little less than estimated.
+    # Entry and exit are inside the first and last block, so what they keep is not kept: a little below the estimate.
     assert saving - block - 3 * stream < kept_bytes(model, config) <= saving - block
 
 
@@ -106,7 +107,7 @@ def test_recomputation_adds_the_forward_pass_of_the_blocks():
     config = config_of("steps=1", "schedule.warmup=0", "gradient_checkpointing=true")
     model = shaped_model(config, 300)
     model.set_attn_implementation("eager")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recompute_blocks(model)
     ids = torch.zeros(config.batch, config.data.length + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         token_losses(model, ids).sum().backward()
