@@ -214,7 +214,7 @@ def test_a_comparison_that_is_killed_leaves_no_process(tmp_path, data):
         [sys.executable, "-m", "geonorm", "compare", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: len(trial_processes(tmp_path)) == 2, 120)
+        wait_for(lambda: len(trial_processes(tmp_path)) == 2, 600)
     finally:
         driver.kill()
         driver.wait()

@@ -96,19 +96,23 @@ def local(tmp_path_factory, data, cache):
 @needs_proc
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_result_and_changes_no_bit(address, cache, data, local, tmp_path, monkeypatch, capsys):
-    orphans = []
+    orphans, folders = [], []
     original = Display.progress
 
     def progress(self, running):
         original(self, running)
         if not orphans and (processes := trial_processes(cache)):
             orphans.append(processes[0])
+            words = Path(f"/proc/{processes[0]}/cmdline").read_text().split("\0")
+            folders.append(Path(words[words.index("geonorm.experiments.worker") + 1]))
+            assert folders[0].exists()
             os.kill(parent(processes[0]), signal.SIGKILL)
 
     monkeypatch.setattr(Display, "progress", progress)
     assert run_compare(tmp_path / "run", data, *TWELVE, *on_ray(address)) == 0
     assert "the worker was lost (WorkerCrashedError); starting it anew" in capsys.readouterr().out
     assert not trial_processes(cache)
+    assert not folders[0].exists()
     assert len(local) == 12
     assert outcomes(tmp_path / "run") == local
     results = results_in(tmp_path / "run")
@@ -126,7 +130,7 @@ def test_after_a_killed_driver_resume_runs_what_is_missing(address, cache, data,
         [sys.executable, "-m", "geonorm", "compare", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: len(list(out.glob("trials/*/result.json"))) >= 3 and bool(trial_processes(cache)), 180)
+        wait_for(lambda: len(list(out.glob("trials/*/result.json"))) >= 3 and bool(trial_processes(cache)), 900)
     finally:
         driver.kill()
         driver.wait()
@@ -275,7 +279,7 @@ def test_ranks_of_a_trial_find_what_one_process_finds(tmp_path, parallel):
     for ranks in (1, 2):
         resources = Resources(ranks=ranks, parallel=parallel if ranks > 1 else "none")
         process = start_process(trial, tmp_path / f"{ranks}", corpus.path, resources)
-        process.process.wait(300)
+        process.process.wait(900)
         results[ranks] = process.result()
         assert results[ranks]["status"] == "ok", process.reason()
     assert results[2]["num_parameters"] == results[1]["num_parameters"]
@@ -292,7 +296,7 @@ def test_ranks_end_with_whoever_started_their_launcher(tmp_path):
     (trial,) = plan.first_trials(CorpusKey(corpus.description["fingerprint"], corpus.vocab_size))
     process = start_process(trial, tmp_path / "trial", corpus.path, Resources(ranks=2, parallel="ddp"))
     try:
-        wait_for(lambda: (tmp_path / "trial" / "metrics.jsonl").exists(), 300)
+        wait_for(lambda: (tmp_path / "trial" / "metrics.jsonl").exists(), 900)
         assert len(trial_processes(tmp_path)) == 3
     finally:
         process.close()

@@ -75,7 +75,7 @@ def prepare(
     identity = {"format": _FORMAT, "content": source.fingerprint(), **settings}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
 
-    cache = cache_folder(cache_dir)
+    cache = _cache_folder(cache_dir)
     final = cache / key
     if not final.exists():
         with _building(cache, key) as folder:
@@ -87,12 +87,7 @@ def prepare(
     return corpus
 
 
-def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that prepared corpora are kept in, made if need be: ``$GEONORM_CACHE`` or ``~/.cache/geonorm``.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     folder = Path(cache_dir or os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)

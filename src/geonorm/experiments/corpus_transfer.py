@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from geonorm.data import Corpus
-from geonorm.data.prepare import cache_folder
+from geonorm.data.prepare import _cache_folder
 from geonorm.errors import UserError
 
 PIECE_BYTES = 32 << 20
@@ -36,6 +36,11 @@ class CorpusOffer:
     pieces: tuple[tuple[str, tuple[Any, ...]], ...] | None = None
 
 
+def corpus_files(folder: Path) -> list[Path]:
+    """Files of a prepared corpus, by name."""
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
 def corpus_key(folder: Path) -> str | None:
     """Digest of a prepared corpus; None if the folder holds none.
 
@@ -44,7 +49,7 @@ def corpus_key(folder: Path) -> str | None:
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in corpus_files(folder):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         if path.suffix == ".json":
             digest.update(path.read_bytes())
@@ -81,7 +86,7 @@ def find_corpus(offer: CorpusOffer, fetch: Callable[[Any], bytes]) -> Path | Non
     given = Path(offer.path)
     if corpus_key(given) == offer.key:
         return given
-    cache = cache_folder() / _FOLDER
+    cache = _cache_folder(None) / _FOLDER
     final = cache / offer.key
     if final.is_dir():
         return final

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -122,8 +123,13 @@ def clear_folder(folder: Path, trial: Trial) -> None:
     write_json(folder / SPEC, trial.to_json())
 
 
-def start_process(trial: Trial, folder: Path, corpus: Path, resources: Resources) -> TrialProcess:
-    """Start a trial anew in a folder; its output goes to the log there."""
+def start_process(
+    trial: Trial, folder: Path, corpus: Path, resources: Resources, *, temporary: bool = False
+) -> TrialProcess:
+    """Start a trial anew in a folder; its output goes to the log there.
+
+    Should this process be killed, the trial ends and, if it is ``temporary``, removes the folder.
+    """
     clear_folder(folder, trial)
     log = (folder / LOG).open("wb")
     launcher = [sys.executable]
@@ -132,7 +138,8 @@ def start_process(trial: Trial, folder: Path, corpus: Path, resources: Resources
         launcher += [f"--nproc-per-node={resources.ranks}"]
     command = [*launcher, "-m", "geonorm.experiments.worker", str(folder), str(corpus)]
     command += ["--device", resources.device, "--parallel", resources.parallel]
-    command += ["--threads", str(resources.threads), WATCH_FLAG]
+    command += ["--threads", str(resources.threads)]
+    command += [WATCH_FLAG, "remove" if temporary else "keep"]
     threads = dict.fromkeys(_THREAD_VARIABLES, str(resources.threads))
     process = subprocess.Popen(
         command,
@@ -145,8 +152,10 @@ def start_process(trial: Trial, folder: Path, corpus: Path, resources: Resources
     return TrialProcess(trial, folder=folder, process=process, log=log)
 
 
-def end_with_parent() -> None:
+def end_with_parent(remove: Path | None = None) -> None:
     """End this process as soon as its standard input is closed, which happens when its starter ends in any way.
+
+    ``remove`` names a folder that nobody else will then remove.
 
     Unlike a signal on the parent's death it works on every system, and through a launcher in between.
     """
@@ -155,6 +164,8 @@ def end_with_parent() -> None:
         # The raw descriptor: a thread that waits in sys.stdin would hold its lock when the interpreter shuts down.
         while os.read(0, 1024):
             pass
+        if remove is not None:
+            shutil.rmtree(remove, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -13,7 +13,7 @@ from typing import Any
 
 from geonorm.errors import UserError
 from geonorm.experiments.cluster import Cluster, ClusterOptions
-from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_key, read_pieces
+from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_files, corpus_key, read_pieces
 from geonorm.experiments.local import Executor
 from geonorm.experiments.process import Running, clear_folder
 from geonorm.experiments.trials import LOG, METRICS, RESULT, Trial, read_result
@@ -171,8 +171,10 @@ class _Run:
         return self._attempt(attempt.trial, attempt.number + 1)
 
     def _put_pieces(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-        files = sorted(path for path in self.corpus.iterdir() if path.is_file())
-        return tuple((path.name, tuple(self.cluster.put(piece) for piece in read_pieces(path))) for path in files)
+        return tuple(
+            (path.name, tuple(self.cluster.put(piece) for piece in read_pieces(path)))
+            for path in corpus_files(self.corpus)
+        )
 
     def _result(self, attempt: _Attempt) -> dict[str, Any]:
         """Write what the trial sent home, its result last, and return the result."""

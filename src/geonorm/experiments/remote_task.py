@@ -47,7 +47,7 @@ def run_remotely(
     trial = Trial.from_json(spec)
     with tempfile.TemporaryDirectory(prefix="geonorm-trial-") as name:
         folder = Path(name)
-        process = start_process(trial, folder, corpus, Resources(**resources))
+        process = start_process(trial, folder, corpus, Resources(**resources), temporary=True)
         try:
             yield {"kind": "started", "host": socket.gethostname()}
             while process.process.poll() is None:

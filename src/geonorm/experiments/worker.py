@@ -109,10 +109,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--parallel", default="none", choices=("none", "ddp", "fsdp"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(WATCH_FLAG, action="store_true", help="end when standard input is closed")
+    parser.add_argument(WATCH_FLAG, choices=("keep", "remove"), help="end when standard input is closed")
     arguments = parser.parse_args(words)
     if arguments.end_with_parent:
-        end_with_parent()
+        end_with_parent(arguments.folder if arguments.end_with_parent == "remove" else None)
     torch.set_num_threads(arguments.threads)
     try:
         run_trial(arguments.folder, arguments.corpus, arguments.device, arguments.parallel)

@@ -1,8 +1,8 @@
 """Losses that the paper reports (arXiv 2601.22095), to stand beside a run of the same size on the same text.
 
 They are the paper's, not measurements of this code, and no result, ranking or interval is computed from them. How long
-the paper trained, on which split and with which tokenizer is not on record here, so even beside an equal run a difference
-says little.
+the paper trained, on which split and with which tokenizer is not on record here, so even beside an equal run a
+difference says little.
 """
 
 from __future__ import annotations
