@@ -1,7 +1,8 @@
 """Run by torchrun with two ranks: every placement under DDP and FSDP2 against the same steps in one process.
 
-``torchrun --nproc-per-node 2 tests/mp_train.py CORPUS OUT PLACEMENT...`` prints one JSON line a case: the largest differences of the
-losses and of the first gradients. Labels are missing here and there, and not as often on one rank as on the other.
+``torchrun --nproc-per-node 2 tests/mp_train.py CORPUS OUT PLACEMENT...`` prints one JSON line a case: the largest
+differences of the losses and of the first gradients. Labels are missing here and there, and not as often on one rank as
+on the other.
 """
 
 from __future__ import annotations

@@ -167,6 +167,10 @@ def test_every_part_of_the_papers_recipes_goes_with_every_other():
 
 
 def test_the_command(capsys, tmp_path):
+    recipe = tmp_path / "some.yaml"
+    recipe.write_text("model: {width: 32}")
+    assert main(["plan", *SHAPE[1:], str(recipe)]) == 0
+    assert "width 32, 4 heads" in capsys.readouterr().out
     assert main(["plan", *SHAPE]) == 0
     printed = capsys.readouterr().out
     assert "fits, with 10% left" in printed
@@ -186,6 +190,7 @@ def test_the_command(capsys, tmp_path):
         (["--mfu", "1.5"], "`mfu` must be at most 1, got 1.5"),
         (["--mfu", "0"], "`mfu` must be positive"),
         (["model.start=somewhere"], "`model.start` names a saved model"),
+        (["nowhere.yaml"], "cannot read the recipe nowhere.yaml"),
         (["model.widht=3"], "unknown key 'model.widht'; did you mean 'model.width'?"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -28,8 +29,10 @@ from geonorm.training import (
     parameter_groups,
     train,
 )
-from geonorm.training.evaluation import token_losses
+from geonorm.training.evaluation import IGNORED, token_losses
 from geonorm.training.probe import gradient_norms, recorded_angles
+from geonorm.training.schedule import wsd_factor
+from tolerances import worst
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)
 SETTINGS = TrainSettings(
@@ -131,6 +134,55 @@ def test_accumulation_is_a_token_mean(corpus):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+class Ragged(Windows):
+    """Windows whose labels end early, the earlier the lower the window's number."""
+
+    def batch(self, start, size):
+        ids = super().batch(start, size)
+        for row in range(size):
+            ids[row, 3 + (start + row) % 8 :] = IGNORED
+        return ids
+
+
+def add_gradient(gradients, name, grad):
+    gradients[name] = gradients.get(name, 0) + grad
+
+
+def test_ragged_labels_give_the_token_mean_however_a_step_is_split(corpus):
+    """One batch of 8 against 4 micro-batches of 2: losses and gradients. A mean of means is off by far more."""
+    ends = []
+    for parts in (1, 4):
+        trial = make_trial(batch=8, accumulation=parts, steps=1, warmup=0, eval_every=1, clip=1e9)
+        model, rows, gradients = build_model(trial), [], {}
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(functools.partial(add_gradient, gradients, name))
+        windows = Ragged(corpus.train, length=16)
+        train(model, windows, Windows(corpus.val, length=16).fixed(2), corpus.token_bytes, trial.training, rows.append)
+        ends.append((next(row["loss"] for row in rows if row["kind"] == "train"), gradients))
+    (loss, mine), (other, theirs) = ends
+    assert loss == pytest.approx(other, rel=1e-6)
+    for name, grad in mine.items():
+        assert worst(theirs[name] / grad.abs().max(), grad / grad.abs().max()) <= 1e-6, name
+    batch = Ragged(corpus.train, length=16).batch(0, 8)
+    labelled = torch.from_numpy(batch[:, 1:] != IGNORED)
+    with torch.no_grad():
+        losses = token_losses(build_model(make_trial()), torch.from_numpy(batch))
+    assert loss == pytest.approx(losses[labelled].mean().item(), rel=1e-6)
+    assert abs(loss - losses.sum(1).div(labelled.sum(1)).mean().item()) > 1e-4 * loss
+
+
+def test_evaluation_of_ragged_windows(corpus):
+    model = build_model(make_trial())
+    windows = Ragged(corpus.val, length=16).batch(0, 20)
+    one, seven = (evaluate(model, windows, corpus.token_bytes, batch=n, precision="fp32") for n in (1, 7))
+    assert one.loss == pytest.approx(seven.loss, rel=1e-6)
+    labelled = windows[:, 1:] != IGNORED
+    assert one.loss == pytest.approx(np.average(one.window_losses, weights=labelled.sum(1)), rel=1e-9)
+    assert one.bits_per_byte * corpus.token_bytes[windows[:, 1:][labelled]].sum() == pytest.approx(
+        one.loss * labelled.sum() / math.log(2)
+    )
+
+
 def test_evaluation_does_not_depend_on_its_batch(corpus):
     model = build_model(make_trial())
     windows = Windows(corpus.val, length=16).fixed(20)
@@ -213,6 +265,14 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
     assert factors[55] == pytest.approx(0.55)
     assert factors[100] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
+
+
+def test_learning_rate_is_stable_and_then_decays():
+    factors = [wsd_factor(step, steps=20, warmup=4, decay=5, min_ratio=0.1) for step in range(20)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[4:15] == [1.0] * 11
+    assert factors[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
+    assert wsd_factor(9, steps=10, warmup=0, decay=0, min_ratio=0.1) == 1.0
 
 
 def test_probe_measures_the_median_angle_of_each_step(corpus):

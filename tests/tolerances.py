@@ -35,6 +35,14 @@ SAVED_BYTES = 0.03
 # Operations that torch counts against 6 N + 12 L d T: the rotary angles are a product, norm gains count as weights.
 UNCOUNTED_FLOPS = 0.01
 
+# Two ranks against one process, relative: float32 sums of a few dozen terms in another order, 1e-6. A mean of means
+# over ragged labels is wrong in the second digit.
+TWO_RANKS = 8 * EPS[torch.float32]
+
+# Muon's orthogonalisation works in bfloat16; cut over ranks it adds in another order. One rounding of an update, times
+# the learning rate (4e-3), a few steps.
+MUON_SHARDED = 0.05 * EPS[torch.bfloat16]
+
 
 def step_bound(dtype: torch.dtype, dim: int) -> float:
     """Error of one step over the RMS of the row, arithmetic in ``dtype``: 4 eps sqrt(d), for ``alpha |u| <= |x|``.

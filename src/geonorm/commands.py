@@ -11,6 +11,7 @@ from geonorm.experiments.config import CompareConfig
 
 _Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
 _Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
+_RecipeWords = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|KEY=VALUE")]
 _Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
 
 
@@ -84,7 +85,7 @@ def train(
 
 
 def plan(
-    overrides: _Overrides = (),
+    words: _RecipeWords = (),
     /,
     config: _Appended = (),
     gpu: str = "h100",
@@ -94,15 +95,29 @@ def plan(
     """Estimate what a recipe takes: parameters, tokens, operations, memory of a GPU, hours.
 
     Args:
-        overrides: values of the recipe to change, such as data.length=2048
-        config: YAML recipe; given more than once, later ones win
+        words: YAML recipes, later ones win, and values to change, such as data.length=2048
+        config: the same as a recipe among the words, as for train
         gpu: kind of GPU, such as h100 or a100
         num_gpus: how many of them
         mfu: share of their peak to assume
     """
     from geonorm.sizing.show import plan_recipe
 
-    return plan_recipe(config, overrides, gpu, num_gpus, mfu)
+    return plan_recipe(config, words, gpu, num_gpus, mfu)
+
+
+def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) -> int:
+    """Write a run's model and tokenizer as a Hugging Face folder.
+
+    Args:
+        run: folder of the run
+        out: folder to write
+        step: checkpoint to take; the newest good one if left out
+    """
+    from geonorm.training.export import export as write
+
+    write(run, out, step=step, say=print)
+    return 0
 
 
 def placements() -> int:
@@ -116,4 +131,11 @@ def placements() -> int:
     return 0
 
 
-COMMANDS = {"compare": compare, "train": train, "plan": plan, "report": report, "placements": placements}
+COMMANDS = {
+    "compare": compare,
+    "train": train,
+    "plan": plan,
+    "export": export,
+    "report": report,
+    "placements": placements,
+}

@@ -14,8 +14,8 @@ from geonorm.training.recipe import load
 _CHANGED = ("parallel", "gradient_checkpointing", "accumulation")
 
 
-def plan_recipe(files: Sequence[Path], overrides: Sequence[str], gpu_name: str, num_gpus: int, mfu: float) -> int:
-    """Print the estimate of a recipe.
+def plan_recipe(files: Sequence[Path], words: Sequence[str], gpu_name: str, num_gpus: int, mfu: float) -> int:
+    """Print the estimate of a recipe; ``words`` are further recipes, and overrides wherever there is a ``=``.
 
     Returns:
         0 if it fits the GPUs, 1 if not.
@@ -23,7 +23,8 @@ def plan_recipe(files: Sequence[Path], overrides: Sequence[str], gpu_name: str, 
     Raises:
         UserError: the recipe cannot be read, or does not fit the number of GPUs.
     """
-    config = load(files, overrides)
+    recipes = [*files, *(Path(word) for word in words if "=" not in word)]
+    config = load(recipes, [word for word in words if "=" in word])
     folder = config.data.corpus
     # A corpus that is not there yet is no reason not to plan.
     vocab_size = Corpus.load(folder).vocab_size if folder is not None and folder.exists() else None

@@ -1,0 +1,153 @@
+"""A run that is killed again and again ends as one that is not: ``python -m benchmarks.soak --kills 20``.
+
+One run goes to its end undisturbed. Another one is killed (SIGKILL) at random instants, every other time while a
+checkpoint is being written, and started again with ``--resume`` each time. Weights, moments, random streams, counters
+and metrics of the two must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geonorm.training.checkpoint import Checkpoints, verify
+from geonorm.training.ranks import solo
+
+RECIPE = """\
+model: {width: 64, depth: 4, heads: 4, options: {learnable: true}}
+data: {vocab_size: 257, length: 64}
+optimizer: {lr: 4e-3}
+evaluation: {every: 50, windows: 16, layers_every: 50, log_every: 1}
+checkpoint: {every: 5}
+sampling: {every: 50, tokens: 8}
+batch: 4
+accumulation: 2
+"""
+RESULTS = Path(__file__).parent / "results" / "soak.json"
+CLOCK = ("seconds", "step_seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
+
+
+def start(recipe: Path, data: Path, out: Path, steps: int) -> subprocess.Popen:
+    words = ["--config", str(recipe), "--out", str(out), "--resume", f"data.paths=[{data}]", f"steps={steps}"]
+    with (out.parent / f"{out.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "geonorm", "train", *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+
+
+def kill_while_saving(run: subprocess.Popen, checkpoints: Path, chooser: random.Random) -> bool:
+    """Kill once a checkpoint has begun; false if the run ended before."""
+    saves = chooser.randint(1, 6)
+    seen: set[str] = set()
+    while run.poll() is None:
+        # Listing in a tight loop, since a save takes a few hundredths of a second.
+        names = {path.name for path in checkpoints.glob(".partial-*")} if checkpoints.exists() else set()
+        seen |= names
+        if names and len(seen) >= saves:
+            time.sleep(chooser.uniform(0, 0.03))
+            run.send_signal(signal.SIGKILL)
+            return True
+    return False
+
+
+def kill_at_random(run: subprocess.Popen, log: Path, chooser: random.Random) -> bool:
+    """Kill while it starts, or within two seconds of training; false if the run ended before."""
+    begin = log.stat().st_size
+    starting = chooser.random() < 0.2
+    while not starting and run.poll() is None:
+        with log.open("rb") as file:
+            file.seek(begin)
+            if b"\nstep " in b"\n" + file.read():
+                break
+        time.sleep(0.01)
+    try:
+        run.wait(timeout=chooser.uniform(0, 5 if starting else 2))
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGKILL)
+        return True
+    return False
+
+
+def content(out: Path, step: int) -> dict[str, Any]:
+    """Everything of a finished run but times."""
+    saved = verify(out / "checkpoints" / f"step-{step}")
+    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in saved.shapes.items()}
+    Checkpoints(out / "checkpoints", solo(torch.device("cpu"))).load(saved, tensors)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [{key: value for key, value in row.items() if key not in CLOCK} for row in rows]
+    return {"tensors": tensors, "progress": {**saved.facts["progress"], "seconds": 0}, "rows": rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "math.md")
+    parser.add_argument("--write", action="store_true", help="write the figures to benchmarks/results")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chooser = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(RECIPE, encoding="utf-8")
+        begin = time.monotonic()
+        assert start(recipe, options.data, folder / "straight", options.steps).wait() == 0
+        straight_seconds = time.monotonic() - begin
+        counts = {"random": 0, "saving": 0, "partial left": 0}
+        while counts["random"] + counts["saving"] < options.kills:
+            saving = counts["saving"] <= counts["random"]
+            run = start(recipe, options.data, folder / "killed", options.steps)
+            checkpoints = folder / "killed" / "checkpoints"
+            if saving:
+                killed = kill_while_saving(run, checkpoints, chooser)
+            else:
+                killed = kill_at_random(run, folder / "killed.log", chooser)
+            run.wait()
+            if not killed:
+                break
+            counts["saving" if saving else "random"] += 1
+            counts["partial left"] += any(checkpoints.glob(".partial-*")) if checkpoints.exists() else 0
+            print(f"killed {counts}", flush=True)
+        assert start(recipe, options.data, folder / "killed", options.steps).wait() == 0
+        mine, theirs = (content(folder / name, options.steps) for name in ("killed", "straight"))
+        log = (folder / "killed.log").read_text(encoding="utf-8")
+        equal = {
+            "tensors": mine["tensors"].keys() == theirs["tensors"].keys()
+            and all(torch.equal(value, theirs["tensors"][name]) for name, value in mine["tensors"].items()),
+            "progress": mine["progress"] == theirs["progress"],
+            "rows": mine["rows"] == theirs["rows"],
+        }
+    figures = {
+        "command": "python -m benchmarks.soak " + " ".join(sys.argv[1:]),
+        "steps": options.steps,
+        "kills": counts,
+        "resumed": log.count("going on from step"),
+        "rejected": log.count("not used:"),
+        "tensors": len(mine["tensors"]),
+        "rows": len(mine["rows"]),
+        "straight_seconds": round(straight_seconds, 1),
+        "equal": equal,
+    }
+    print(json.dumps(figures, indent=1))
+    if options.write:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    whole = counts["random"] + counts["saving"] == options.kills
+    return 0 if all(equal.values()) and whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""From a run to a folder that Hugging Face's libraries open: ``geonorm export``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geonorm.errors import UserError
+from geonorm.training import folder as places
+from geonorm.training.checkpoint import Checkpoint, Checkpoints, verify
+from geonorm.training.ranks import solo
+from geonorm.training.state import MODEL
+
+
+def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str], None] = lambda text: None) -> Path:
+    """Write a run's model with its tokenizer.
+
+    The folder opens with ``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` where geonorm
+    is installed and imported. The run is only read.
+
+    Args:
+        run: folder of the run.
+        out: folder to write; it must not exist, or be empty. It appears when it is whole.
+        step: the checkpoint to take; None for the newest good one.
+        say: is told about checkpoints that cannot be used.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UserError: no such run or checkpoint, or something is in the way.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import geonorm.models  # noqa: F401  (registers its classes)
+
+    if not (run / places.RUN).is_file() or not (run / places.MODEL / "config.json").is_file():
+        raise UserError(f"{run} is not the folder of a training run; name one that `geonorm train` made")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"`out` {out} exists and is not empty; name another folder")
+    checkpoints = Checkpoints(run / places.CHECKPOINTS, solo(torch.device("cpu")))
+    found = _find(checkpoints, run, step, say)
+    config = AutoConfig.from_pretrained(run / places.MODEL, local_files_only=True)
+    config.use_cache = True
+    model: Any = AutoModelForCausalLM.from_config(config)
+    parameters = {f"{MODEL}{name}": tensor for name, tensor in model.named_parameters()}
+    missing = [name for name in parameters if name not in found.shapes]
+    if missing:
+        raise UserError(f"the checkpoint {found.path} has no {missing[0]}; it is of another model")
+    checkpoints.load(found, parameters)
+    with _whole_folder(out) as partial:
+        model.save_pretrained(partial)
+        _tokenizer(run / places.MODEL).save_pretrained(partial)
+    say(f"step {found.step} of {run} is in {out}")
+    return out
+
+
+def _find(checkpoints: Checkpoints, run: Path, step: int | None, say: Callable[[str], None]) -> Checkpoint:
+    if step is not None:
+        known = checkpoints.steps()
+        if step not in known:
+            raise UserError(f"{run} has no checkpoint of step {step} (it has: {', '.join(map(str, known)) or 'none'})")
+        return verify(checkpoints.path(step))
+    identity = json.loads((run / places.RUN).read_text(encoding="utf-8"))["id"]
+    found = checkpoints.find(identity, say, set_aside=False)
+    if found is None:
+        raise UserError(f"{run} has no checkpoint yet")
+    return found
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), model_max_length=facts["length"], padding_side="left"
+    )
+    end = tokenizer.convert_ids_to_tokens(facts["eos_id"])
+    # Documents are packed one after the other, so the token that ends one also stands before the next.
+    tokenizer.add_special_tokens({"eos_token": end, "bos_token": end, "pad_token": end})
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that gets its name when the block ends well."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+    try:
+        yield partial
+        # mkdtemp makes folders private.
+        partial.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
