@@ -173,6 +173,8 @@ def test_a_trial_on_a_machine_that_does_not_see_the_corpus(address, cache, data,
     monkeypatch.setattr("geonorm.experiments.corpus_transfer.PIECE_BYTES", 10_000)
     assert run_compare(tmp_path / "run", data, "--placements", "pre", *on_ray(address)) == 0
     assert "sending it through Ray" in capsys.readouterr().out
+    # Ray puts a handler of its own there, which would leave trials running and say nothing.
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     (received,) = (path for path in (cache / "received").iterdir() if path.is_dir())
     key = corpus_key(received)
     assert received.name == key

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from typing import Any
@@ -79,8 +82,12 @@ class Cluster:
             raise UserError("ray is not installed; run pip install 'geonorm[ray]'") from None
         self._ray = ray
         if not ray.is_initialized():
+            before = signal.getsignal(signal.SIGTERM)
             self._init()
             self._ours = True
+            # Ray would end this process at once; trials are to be ended first, and the remedy said.
+            if before is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
         describe, trial = _remote_functions()
         self._task = ray.remote(trial).options(
             num_cpus=self.options.cpus, num_gpus=self.options.gpus, max_retries=0, num_returns="streaming"
@@ -147,7 +154,9 @@ class Cluster:
     def cancel(self, streams: Iterable[Any]) -> None:
         """Ask tasks to end."""
         for stream in streams:
-            self._ray.cancel(stream)
+            # A cluster that is gone has no tasks left, and the reason to end is told already.
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(stream)
 
     def _init(self) -> None:
         address = self.options.address
