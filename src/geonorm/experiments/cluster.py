@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from typing import Any
@@ -21,6 +22,7 @@ from geonorm.experiments.trials import Trial
 
 _ANSWER_SECONDS = 10
 _DESCRIBE_SECONDS = 300
+_CANCEL_SECONDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +154,17 @@ class Cluster:
             return {"kind": "lost", "reason": f"the worker was lost ({type(error).__name__})"}
 
     def cancel(self, streams: Iterable[Any]) -> None:
-        """Ask tasks to end."""
-        for stream in streams:
-            # A cluster that is gone has no tasks left, and the reason to end is told already.
-            with contextlib.suppress(self._ray.exceptions.RayError):
+        """Ask tasks to end, and wait a little until they have put their things away."""
+        left = list(streams)
+        end = time.monotonic() + _CANCEL_SECONDS
+        # A cluster that is gone has no tasks left, and the reason to end is told already.
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            for stream in left:
                 self._ray.cancel(stream)
+            while left and time.monotonic() < end:
+                for stream in self.ready(left, 0.3):
+                    if self.next(stream) is None:
+                        left.remove(stream)
 
     def _init(self) -> None:
         address = self.options.address

@@ -18,6 +18,7 @@ from geonorm.experiments.trials import LOG, METRICS, RESULT, SPEC, WINDOW_LOSSES
 from geonorm.storage import write_json
 
 WATCH_FLAG = "--end-with-parent"
+_END_SECONDS = 20
 _CAUSE = re.compile(r"(\[rank\d+\]: )?(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -61,6 +62,7 @@ class TrialProcess(Running):
     log: IO[bytes] = dataclasses.field(kw_only=True)
     started: float = dataclasses.field(default_factory=time.monotonic, kw_only=True)
     offset: int = dataclasses.field(default=0, kw_only=True)
+    temporary: bool = dataclasses.field(default=False, kw_only=True)
 
     def poll_metrics(self) -> bytes:
         """Read the whole lines that the trial has written since the last call."""
@@ -83,9 +85,15 @@ class TrialProcess(Running):
 
     def end(self) -> None:
         """End the process if it still runs, and wait for it."""
-        self.process.terminate()
+        if not self.temporary:
+            self.process.terminate()
+        # One with a temporary folder ends by this and removes the folder, which this process may not live to do.
         self.close()
-        self.process.wait()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def result(self) -> dict[str, Any]:
         """Result of a process that has ended; status ``"failed"`` with the last line of its log if it left none."""
@@ -149,7 +157,7 @@ def start_process(
         stdin=subprocess.PIPE,
         env={**os.environ, **threads, "HF_HUB_OFFLINE": "1"},
     )
-    return TrialProcess(trial, folder=folder, process=process, log=log)
+    return TrialProcess(trial, folder=folder, process=process, log=log, temporary=temporary)
 
 
 def end_with_parent(remove: Path | None = None) -> None:

@@ -45,7 +45,7 @@ def run_remotely(
         return
     _let_processes_import_this_code()
     trial = Trial.from_json(spec)
-    with tempfile.TemporaryDirectory(prefix="geonorm-trial-") as name:
+    with tempfile.TemporaryDirectory(prefix="geonorm-trial-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         process = start_process(trial, folder, corpus, Resources(**resources), temporary=True)
         try:
