@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,12 +20,15 @@ from typing import Any
 
 import torch
 
-from geonorm.training.checkpoint import Checkpoints, verify
+from geonorm import cli
+from geonorm.training import run as _  # noqa: F401  (imported before the forks, not after each)
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.manifest import verify
 from geonorm.training.ranks import solo
 
 RECIPE = """\
-model: {width: 64, depth: 4, heads: 4, options: {learnable: true}}
-data: {vocab_size: 257, length: 64}
+model: {width: 32, depth: 2, heads: 2, options: {learnable: true}}
+data: {vocab_size: 257, length: 32}
 optimizer: {lr: 4e-3}
 evaluation: {every: 50, windows: 16, layers_every: 50, log_every: 1}
 checkpoint: {every: 5}
@@ -38,45 +40,80 @@ RESULTS = Path(__file__).parent / "results" / "soak.json"
 CLOCK = ("seconds", "step_seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
 
 
-def start(recipe: Path, data: Path, out: Path, steps: int) -> subprocess.Popen:
-    words = ["--config", str(recipe), "--out", str(out), "--resume", f"data.paths=[{data}]", f"steps={steps}"]
-    with (out.parent / f"{out.name}.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "geonorm", "train", *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
+class Run:
+    """``geonorm train`` in a process of its own, forked so that nothing is imported anew."""
+
+    def __init__(self, recipe: Path, data: Path, out: Path, steps: int) -> None:
+        words = ["--config", str(recipe), "--out", str(out), "--resume", f"data.paths=[{data}]", f"steps={steps}"]
+        self.log = out.parent / f"{out.name}.log"
+        self.begin = self.log.stat().st_size if self.log.exists() else 0
+        self.code: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 99
+            try:
+                file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(file, 1)
+                os.dup2(file, 2)
+                code = cli.main(["train", *words])
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
+
+    def ended(self, wait: bool = False) -> bool:
+        """Whether the process has ended."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code is not None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.ended(wait=True)
+
+    def is_training(self) -> bool:
+        """Whether a step has been reported since the start."""
+        if not self.log.exists():
+            return False
+        with self.log.open("rb") as file:
+            file.seek(self.begin)
+            return b"\nstep " in b"\n" + file.read()
 
 
-def kill_while_saving(run: subprocess.Popen, checkpoints: Path, chooser: random.Random) -> bool:
+def kill_while_saving(run: Run, checkpoints: Path, chooser: random.Random) -> bool:
     """Kill once a checkpoint has begun; false if the run ended before."""
     saves = chooser.randint(1, 6)
     seen: set[str] = set()
-    while run.poll() is None:
-        # Listing in a tight loop, since a save takes a few hundredths of a second.
+    while not run.ended():
         names = {path.name for path in checkpoints.glob(".partial-*")} if checkpoints.exists() else set()
         seen |= names
         if names and len(seen) >= saves:
-            time.sleep(chooser.uniform(0, 0.03))
-            run.send_signal(signal.SIGKILL)
+            time.sleep(chooser.choice([0, 0, chooser.uniform(0, 0.02)]))
+            run.kill()
             return True
     return False
 
 
-def kill_at_random(run: subprocess.Popen, log: Path, chooser: random.Random) -> bool:
+def kill_at_random(run: Run, chooser: random.Random) -> bool:
     """Kill while it starts, or within two seconds of training; false if the run ended before."""
-    begin = log.stat().st_size
     starting = chooser.random() < 0.2
-    while not starting and run.poll() is None:
-        with log.open("rb") as file:
-            file.seek(begin)
-            if b"\nstep " in b"\n" + file.read():
-                break
+    while not (starting or run.is_training() or run.ended()):
         time.sleep(0.01)
-    try:
-        run.wait(timeout=chooser.uniform(0, 5 if starting else 2))
-    except subprocess.TimeoutExpired:
-        run.send_signal(signal.SIGKILL)
-        return True
-    return False
+    until = time.monotonic() + chooser.uniform(0, 2)
+    while time.monotonic() < until and not run.ended():
+        time.sleep(0.01)
+    if run.ended():
+        return False
+    run.kill()
+    return True
+
+
+def finish(recipe: Path, data: Path, out: Path, steps: int) -> None:
+    run = Run(recipe, data, out, steps)
+    run.ended(wait=True)
+    if run.code != 0:
+        raise SystemExit(f"the run ended with {run.code}: {run.log.read_text(encoding='utf-8')[-2000:]}")
 
 
 def content(out: Path, step: int) -> dict[str, Any]:
@@ -97,31 +134,27 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "math.md")
     parser.add_argument("--write", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
     chooser = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         recipe = folder / "recipe.yaml"
         recipe.write_text(RECIPE, encoding="utf-8")
         begin = time.monotonic()
-        assert start(recipe, options.data, folder / "straight", options.steps).wait() == 0
+        finish(recipe, options.data, folder / "straight", options.steps)
         straight_seconds = time.monotonic() - begin
         counts = {"random": 0, "saving": 0, "partial left": 0}
         while counts["random"] + counts["saving"] < options.kills:
             saving = counts["saving"] <= counts["random"]
-            run = start(recipe, options.data, folder / "killed", options.steps)
+            run = Run(recipe, options.data, folder / "killed", options.steps)
             checkpoints = folder / "killed" / "checkpoints"
-            if saving:
-                killed = kill_while_saving(run, checkpoints, chooser)
-            else:
-                killed = kill_at_random(run, folder / "killed.log", chooser)
-            run.wait()
+            killed = kill_while_saving(run, checkpoints, chooser) if saving else kill_at_random(run, chooser)
             if not killed:
                 break
             counts["saving" if saving else "random"] += 1
             counts["partial left"] += any(checkpoints.glob(".partial-*")) if checkpoints.exists() else 0
             print(f"killed {counts}", flush=True)
-        assert start(recipe, options.data, folder / "killed", options.steps).wait() == 0
+        finish(recipe, options.data, folder / "killed", options.steps)
         mine, theirs = (content(folder / name, options.steps) for name in ("killed", "straight"))
         log = (folder / "killed.log").read_text(encoding="utf-8")
         equal = {

@@ -19,7 +19,8 @@ import torch
 from geonorm import UserError
 from geonorm.cli import main
 from geonorm.training import checkpoint as saving
-from geonorm.training.checkpoint import MANIFEST, Checkpoints, verify
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.manifest import MANIFEST, verify
 from geonorm.training.ranks import solo
 from geonorm.training.recipe import dump
 from geonorm.training.run import run
@@ -156,9 +157,9 @@ run(tiny(Path({corpus!r})), Path({out!r}))
 @pytest.mark.parametrize(
     ("patched", "call", "after", "step"),
     [
-        ("_sha256", 3, False, 16),
-        ("write_json", 3, True, 16),
-        ("_sync_folder", 6, False, 24),
+        ("sha256", 3, False, 16),
+        ("write_manifest", 3, True, 16),
+        ("sync_folder", 6, False, 24),
         ("HuggingFaceStorageWriter.write_data", 1, True, None),
     ],
 )

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm.placements import available
-from geonorm.training.checkpoint import Checkpoints, verify
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.manifest import verify
 from geonorm.training.ranks import solo
 from geonorm.training.recipe import dump
 from tolerances import MUON_SHARDED, TWO_RANKS

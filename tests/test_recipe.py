@@ -9,7 +9,8 @@ import pytest
 
 from geonorm import UserError
 from geonorm.training import RunConfig
-from geonorm.training.recipe import dump, key_paths, load, parse_yaml
+from geonorm.training.recipe import dump, key_paths, load
+from geonorm.training.yaml12 import parse_yaml
 
 
 def write(path: Path, text: str) -> Path:

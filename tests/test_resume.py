@@ -13,7 +13,8 @@ from geonorm import UserError
 from geonorm.models import blocks
 from geonorm.storage import write_json
 from geonorm.training import run as running
-from geonorm.training.checkpoint import MANIFEST, expendable
+from geonorm.training.checkpoint import expendable
+from geonorm.training.manifest import MANIFEST
 from geonorm.training.run import run
 from geonorm.training.signals import INTERRUPTED, TRY_AGAIN
 from train_runs import assert_same_end, finish, rows, stop_after, tensors, tiny, tiny_corpus
@@ -187,3 +188,28 @@ def test_other_text_is_not_gone_on_with(corpus, straight, tmp_path):
     write_json(path, {**json.loads(path.read_text()), "sha256": "0"})
     with pytest.raises(UserError, match="`data` is other text now"):
         run(tiny(other), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("left", ["nothing written", "identity only", "before the first checkpoint"])
+def test_a_start_that_was_killed_is_started_again(corpus, straight, tmp_path, left):
+    out = tmp_path / "run"
+    shutil.copytree(straight(), out)
+    shutil.rmtree(out / "checkpoints")
+    (out / "config.yaml.123.partial").write_text("st")
+    if left != "before the first checkpoint":
+        for name in ("config.yaml", "metrics.jsonl", "result.json"):
+            (out / name).unlink()
+        shutil.rmtree(out / "model")
+    if left == "nothing written":
+        (out / "run.json").unlink()
+    finish(tiny(corpus), out)
+    assert_same_end(out, straight())
+
+
+def test_lost_metrics_are_not_made_up(corpus, straight, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(straight(), out)
+    (out / "metrics.jsonl").write_text("")
+    shutil.rmtree(out / "checkpoints" / "step-30")
+    finish(tiny(corpus), out)
+    assert [row["step"] for row in rows(out)] == list(range(25, 31))

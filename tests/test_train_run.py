@@ -178,7 +178,7 @@ def test_running_out_of_memory_is_one_line(corpus, tmp_path, monkeypatch):
     def step(self, number):
         raise torch.OutOfMemoryError("tried to allocate 2 TiB\nmore")
 
-    monkeypatch.setattr(running.Loop, "_step", step)
+    monkeypatch.setattr(running.Loop, "take_step", step)
     with pytest.raises(UserError, match=r"^out of memory \(tried to allocate 2 TiB\); raise `accumulation`"):
         run(tiny(corpus), tmp_path / "run")
 

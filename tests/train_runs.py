@@ -13,7 +13,8 @@ from safetensors import safe_open
 from corpora import small_corpus
 from geonorm.data import Corpus
 from geonorm.training import RunConfig, reporter
-from geonorm.training.checkpoint import Checkpoint, Checkpoints, verify
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.ranks import solo
 from geonorm.training.recipe import load
 from geonorm.training.run import run

@@ -76,22 +76,32 @@ def build_model(
         UserError: unknown family, placement or option, or a shape that the family does not have.
     """
     adapter = family_adapter(family)
-    made = adapter.rewired["config"](
-        placement=placement,
-        placement_options=options,
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.depth,
-        num_attention_heads=shape.heads,
-        vocab_size=vocab_size,
-        max_position_embeddings=length,
-        bos_token_id=eos_id,
-        eos_token_id=eos_id,
-        **config,
-    )
+    shaped = {**_fields(adapter.stock["config"](), shape, length), "vocab_size": vocab_size}
+    ends = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": None}
+    made = adapter.rewired["config"](placement=placement, placement_options=options, **{**shaped, **ends, **config})
     model = adapter.rewired["causal_lm"](made)
     torch.manual_seed(seed)
     return init_weights(model)
+
+
+def _fields(default: Any, shape: ModelShape, length: int) -> dict[str, Any]:
+    """Fields of a family's configuration for a shape; ``default`` tells which of them the family has."""
+    head = shape.width // shape.heads
+    fields: dict[str, Any] = {
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.depth,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": length,
+        "n_inner" if hasattr(default, "n_inner") else "intermediate_size": shape.inner,
+    }
+    # Their defaults belong to the size that the family was published in.
+    further = {
+        "num_key_value_heads": shape.heads,
+        "head_dim": head,
+        "query_pre_attn_scalar": head,
+        "original_max_position_embeddings": length,
+    }
+    return fields | {name: value for name, value in further.items() if hasattr(default, name)}
 
 
 def family_adapter(family: str) -> Adapter:

@@ -7,10 +7,6 @@ disk. Nothing in it is a pickle: DCP's default format keeps its metadata in one.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import os
 import re
 import shutil
 import threading
@@ -19,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,49 +23,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from geonorm.errors import UserError
-from geonorm.storage import write_json
+from geonorm.training.manifest import Checkpoint, sha256, sync_folder, verify, write_manifest
 from geonorm.training.parallel import is_sharded
 from geonorm.training.ranks import OtherRankFailedError, Ranks
-from geonorm.training.state import Shapes
 
-MANIFEST = "manifest.json"
-_FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
-_BLOCK = 1 << 20
 # True, and wanted: one process saves and loads alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 # DCP's own is no Exception.
 _FAILURES = (Exception, CheckpointException)
-# What safetensors calls them.
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-}
-
 Say = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was found whole.
-
-    Attributes:
-        path: its folder.
-        step: optimiser steps that it stands after.
-        facts: what was saved with the tensors, plain data.
-        shapes: shape and dtype of every tensor.
-    """
-
-    path: Path
-    step: int
-    facts: dict[str, Any]
-    shapes: Shapes
 
 
 class Checkpoints:
@@ -222,14 +185,13 @@ class Checkpoints:
     def _digests(self, partial: Path) -> dict[str, list[Any]]:
         files = sorted(partial.glob("*.safetensors"))
         mine = files[self.ranks.rank :: self.ranks.size]
-        return {file.name: [file.stat().st_size, _sha256(file)] for file in mine}
+        return {file.name: [file.stat().st_size, sha256(file)] for file in mine}
 
     def _publish(self, partial: Path, step: int, digests: dict[str, list[Any]], facts: dict[str, Any]) -> None:
-        manifest = {"format": _FORMAT, "step": step, "files": dict(sorted(digests.items())), "facts": facts}
-        write_json(partial / MANIFEST, {**manifest, "digest": _digest(manifest)})
-        _sync_folder(partial)
+        write_manifest(partial, step, digests, facts)
+        sync_folder(partial)
         partial.rename(self.path(step))
-        _sync_folder(self.root)
+        sync_folder(self.root)
         for old in expendable(self.steps(), self.keep_last, self.keep_every):
             # Gone in one step, so that half of one never looks like a damaged one.
             going = self.path(old).rename(self.root / f".partial-old-{old}")
@@ -274,87 +236,6 @@ def expendable(steps: list[int], keep_last: int, keep_every: int) -> list[int]:
     """Steps of the checkpoints to delete: not among the newest ``keep_last``, by number, nor at a kept multiple."""
     old = sorted(steps)[:-keep_last]
     return [step for step in old if not keep_every or step % keep_every]
-
-
-def verify(path: Path) -> Checkpoint:
-    """Check that a checkpoint is whole, file by file, without loading it.
-
-    Raises:
-        UserError: says what is wrong with it.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    manifest = _read_manifest(path)
-    files: dict[str, list[Any]] = manifest["files"]
-    present = {file.name for file in path.iterdir()} - {MANIFEST}
-    if present != set(files):
-        odd = sorted(present ^ set(files))[0]
-        raise UserError(f"{path} {'has' if odd in present else 'lacks'} the file {odd}, against its manifest")
-    shapes: Shapes = {}
-    for name, (size, digest) in files.items():
-        file = path / name
-        actual = file.stat().st_size
-        if actual != size:
-            raise UserError(f"{file} has {actual} bytes instead of {size}")
-        if _sha256(file) != digest:
-            raise UserError(f"{file} is not what was saved (its SHA-256 differs)")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                _add_shapes(shapes, opened)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file} is not a file of tensors ({_cause(error)})") from None
-    return Checkpoint(path, int(manifest["step"]), manifest["facts"], shapes)
-
-
-def _add_shapes(shapes: Shapes, opened: Any) -> None:
-    """Add the tensors of one file; a tensor that was cut over ranks has a piece in several."""
-    info = json.loads((opened.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-    for name in opened.keys():  # noqa: SIM118
-        piece = opened.get_slice(name)
-        offsets = info.get(name, {}).get("saved_offsets", [0] * len(piece.get_shape()))
-        ends = tuple(start + length for start, length in zip(offsets, piece.get_shape(), strict=True))
-        before = shapes.get(name, (ends, None))[0]
-        shapes[name] = tuple(map(max, before, ends)), _DTYPES[piece.get_dtype()]
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        digest = manifest.pop("digest")
-        good = digest == _digest(manifest) and manifest["format"] == _FORMAT
-        good = good and path.name == f"step-{manifest['step']}" and isinstance(manifest["facts"], dict)
-        good = good and all(Path(name).name == name for name in manifest["files"])
-    except FileNotFoundError:
-        raise UserError(f"{path} has no {MANIFEST}, so its saving never ended") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        good, manifest = False, {}
-    if not good:
-        raise UserError(f"{file} is damaged")
-    return manifest
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    """Make names in a folder last through a power cut, where the system can."""
-    if os.name == "nt":
-        return
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _copy(tensor: Tensor) -> Tensor:

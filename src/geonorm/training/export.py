@@ -14,7 +14,8 @@ import torch
 
 from geonorm.errors import UserError
 from geonorm.training import folder as places
-from geonorm.training.checkpoint import Checkpoint, Checkpoints, verify
+from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.ranks import solo
 from geonorm.training.state import MODEL
 

@@ -76,21 +76,20 @@ class RunFolder:
             raise
 
     def _take(self, resume: bool, overwrite: bool) -> None:
-        held = [path for path in self.out.iterdir() if path.name != _LOCK]
-        is_run = (self.out / CONFIG).exists() and (self.out / RUN).exists()
+        # What a start that was killed leaves half written counts for nothing.
+        held = [path for path in self.out.iterdir() if path.name != _LOCK and path.suffix != ".partial"]
         if held and not (resume or overwrite):
             raise UserError(
                 f"`out` {self.out} is not empty; add --resume to go on with what it holds, --overwrite to delete it, "
                 "or name another folder"
             )
-        if held and not is_run:
-            raise UserError(
-                f"`out` {self.out} holds no training run ({CONFIG} or {RUN} is missing); name another folder"
-            )
+        if held and not (self.out / RUN).exists():
+            raise UserError(f"`out` {self.out} holds no training run ({RUN} is missing); name another folder")
         if held and overwrite:
             for path in held:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        self.is_new = not held or overwrite
+        # Written second and before the first step, so without it there is nothing to go on with.
+        self.is_new = not held or overwrite or not (self.out / CONFIG).exists()
         self.run = {} if self.is_new else _read_json(self.out / RUN)
         self.id = uuid.uuid4().hex[:12] if self.is_new else str(self.run.get("id"))
         self.latest: int | None = None
@@ -125,8 +124,8 @@ class RunFolder:
                 f"`data` is other text now than it was in {self.out}; give the same, or name another folder"
             )
         facts = {"id": self.id, "corpus": fingerprint, "geonorm": geonorm.__version__, "torch": torch.__version__}
-        recipe.save(self.out / CONFIG, self.config)
         write_json(self.out / RUN, facts)
+        recipe.save(self.out / CONFIG, self.config)
         (self.out / RESULT).unlink(missing_ok=True)
 
     def release(self) -> None:

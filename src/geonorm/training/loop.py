@@ -138,7 +138,7 @@ class Loop:
         evaluation: Evaluation | None = None
         self.model.train()
         while progress.step < settings.steps:
-            measured = self._step(progress.step + 1)
+            measured = self.take_step(progress.step + 1)
             if progress.in_a_row >= self.max_skipped:
                 message = (
                     f"loss or gradient was not finite in {progress.in_a_row} steps in a row, up to step {progress.step}"
@@ -158,7 +158,7 @@ class Loop:
         evaluation = evaluation or self._evaluate()
         return self._outcome(*_verdict(evaluation.loss, len(self.data.token_bytes)), evaluation)
 
-    def _step(self, step: int) -> list[float] | None:
+    def take_step(self, step: int) -> list[float] | None:
         """Take one step; returns the gradient norm of each block where it is due."""
         settings, progress = self.settings, self.progress
         begin = time.perf_counter()

@@ -22,7 +22,8 @@ class MetricsFile:
         """
         self.path = path
         self._file = path.open("ab")
-        self._file.truncate(keep)
+        # Never longer than it is: what is missing would become zeros.
+        self._file.truncate(min(keep, self._file.tell()))
 
     def write(self, row: dict[str, Any]) -> None:
         """Write one row."""

@@ -14,10 +14,11 @@ from geonorm.errors import UserError
 from geonorm.storage import write_json
 from geonorm.training import folder as places
 from geonorm.training import recipe
-from geonorm.training.checkpoint import Checkpoint, Checkpoints
+from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import RunConfig
 from geonorm.training.folder import RunFolder
 from geonorm.training.loop import Loop, Outcome
+from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile
 from geonorm.training.parallel import Parallel, recompute_blocks
 from geonorm.training.progress import Progress
