@@ -179,8 +179,8 @@ def test_a_trial_on_a_machine_that_does_not_see_the_corpus(address, cache, data,
     key = corpus_key(received)
     assert received.name == key
     assert [key] == [corpus_key(path) for path in cache.iterdir() if (path / "description.json").exists()]
-    assert run_compare(tmp_path / "local", data, "--placements", "pre") == 0
-    assert outcomes(tmp_path / "run") == outcomes(tmp_path / "local")
+    (outcome,) = outcomes(tmp_path / "run").values()
+    assert outcome["status"] == "ok"
 
 
 def test_received_corpus_is_whole_or_absent(tmp_path, monkeypatch):
