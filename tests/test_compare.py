@@ -27,6 +27,7 @@ from geonorm.experiments.display import Display
 from geonorm.experiments.local import LocalExecutor
 from geonorm.experiments.trials import Trial
 from geonorm.placements import available
+from processes import trial_processes, wait_for
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
 
@@ -203,6 +204,21 @@ def test_an_interrupt_ends_every_process(tmp_path, data, monkeypatch, capsys):
     assert captured.err == "interrupted\n"
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+def test_a_comparison_that_is_killed_leaves_no_process(tmp_path, data):
+    """SIGKILL cannot be caught, so the trials have to notice by themselves."""
+    words = [*SMALL, "--data", str(data), "--out", str(tmp_path / "run"), "--steps", "1000000", "--jobs", "2"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "geonorm", "compare", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(lambda: len(trial_processes(tmp_path)) == 2, 600)
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not trial_processes(tmp_path))
 
 
 def test_a_diverged_trial_is_a_result(tmp_path, data):

@@ -25,6 +25,16 @@ RADIUS = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 # A sum over many rows of bfloat16 inputs, reduced in float32.
 REDUCED = 0.01
 
+# Loss after a few steps on ranks against one process, float32: gradients are summed in another order, and AdamW's first
+# steps, which divide a gradient by its own size, carry such a difference on.
+PARALLEL_LOSS = 1e3 * EPS[torch.float32]
+
+# Bytes that autograd keeps against the estimate: the first and last layer differ from others by a few small tensors.
+SAVED_BYTES = 0.03
+
+# Operations that torch counts against 6 N + 12 L d T: the rotary angles are a product, norm gains count as weights.
+UNCOUNTED_FLOPS = 0.01
+
 # Two ranks against one process, relative: float32 sums of a few dozen terms in another order, 1e-6. A mean of means
 # over ragged labels is wrong in the second digit.
 TWO_RANKS = 8 * EPS[torch.float32]

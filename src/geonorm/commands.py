@@ -15,6 +15,7 @@ from geonorm.inspection.config import InspectConfig
 
 _Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
 _Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
+_RecipeWords = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|KEY=VALUE")]
 _Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
 
 
@@ -85,6 +86,28 @@ def train(
     from geonorm.training.run import run
 
     return run(resolved, out, resume=resume, overwrite=overwrite)
+
+
+def plan(
+    words: _RecipeWords = (),
+    /,
+    config: _Appended = (),
+    gpu: str = "h100",
+    num_gpus: int = 1,
+    mfu: float = 0.4,
+) -> int:
+    """Estimate what a recipe takes: parameters, tokens, operations, memory of a GPU, hours.
+
+    Args:
+        words: YAML recipes, later ones win, and values to change, such as data.length=2048
+        config: the same as a recipe among the words, as for train
+        gpu: kind of GPU, such as h100 or a100
+        num_gpus: how many of them
+        mfu: share of their peak to assume
+    """
+    from geonorm.sizing.show import plan_recipe
+
+    return plan_recipe(config, words, gpu, num_gpus, mfu)
 
 
 def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) -> int:
@@ -167,6 +190,7 @@ def prepare(config: PrepareConfig) -> int:
 COMMANDS = {
     "compare": compare,
     "train": train,
+    "plan": plan,
     "export": export,
     "prepare": prepare,
     "report": report,

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first asked for, so that ``--help`` does not load the libraries of models."""
+"""Names of a package that are imported when first asked for: ``--help`` need not load the libraries of models."""
 
 from __future__ import annotations
 

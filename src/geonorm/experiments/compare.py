@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from geonorm.errors import UserError
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.environment import environment
-from geonorm.experiments.local import LocalExecutor
+from geonorm.experiments.local import Executor, LocalExecutor
 from geonorm.experiments.notes import corpus_facts, notes
 from geonorm.experiments.plan import CorpusKey, Plan, make_plan
+from geonorm.experiments.remote import RayExecutor
 from geonorm.experiments.statistics import summarize
 from geonorm.experiments.trials import Trial
 from geonorm.storage import write_json, write_text
@@ -60,6 +61,7 @@ class _Comparison:
         self.key = CorpusKey(corpus.description["fingerprint"], corpus.vocab_size)
         self.out = plan.config.out
         self.results: dict[str, dict[str, Any]] = {}
+        self.ran_on: dict[str, Any] = {}
         self.first = plan.first_trials(self.key)
         self.order = [trial.id for trial in self.first]
         later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
@@ -74,15 +76,21 @@ class _Comparison:
                 display.finish(trial, result)
                 self.write()
 
-            executor = LocalExecutor(
-                self.plan.jobs, on_start=display.start, on_progress=display.progress, on_finish=finish
-            )
-            first = executor.run(self.first, self.out / TRIALS, self.corpus.path)
-            later = self.plan.later_trials(first, self.key)
-            self.order += [trial.id for trial in later]
-            self.num_trials = len(self.order)
-            executor.run(later, self.out / TRIALS, self.corpus.path)
+            callbacks = {"on_start": display.start, "on_progress": display.progress, "on_finish": finish}
+            with self.executor(display.note, callbacks) as executor:
+                self.ran_on = executor.environment()
+                first = executor.run(self.first, self.out / TRIALS, self.corpus.path)
+                later = self.plan.later_trials(first, self.key)
+                self.order += [trial.id for trial in later]
+                self.num_trials = len(self.order)
+                executor.run(later, self.out / TRIALS, self.corpus.path)
         return self.write()
+
+    def executor(self, note: Callable[[str], None], callbacks: dict[str, Any]) -> Executor:
+        """Make the executor that the options ask for."""
+        if self.plan.cluster is None:
+            return LocalExecutor(self.plan.jobs, **callbacks)
+        return RayExecutor(self.plan.cluster, jobs=self.plan.config.jobs, on_note=note, **callbacks)
 
     def write(self) -> dict[str, Any]:
         """Write the results of all trials so far and return them."""
@@ -93,7 +101,7 @@ class _Comparison:
         output = {
             "trials": trials,
             "summary": summarize(trials, root),
-            "environment": environment(),
+            "environment": {**environment(), **self.ran_on},
             "settings": self.plan.settings(),
             "corpus": corpus_facts(self.corpus),
             "command": self.plan.command(),

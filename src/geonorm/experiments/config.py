@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,7 +12,12 @@ _Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hi
 _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_FROM_PRESET)]
 _Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_PRESET)]
 _Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_PRESET)]
-_Jobs = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
+_Jobs = Annotated[
+    int | None,
+    tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores; with ray, what the cluster takes)"),
+]
+_Ranks = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a GPU)")]
+_OWN_CLUSTER = "(default: one of its own on this machine)"
 _Sources = Annotated[
     tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(default: the embedded corpus)")
 ]
@@ -44,7 +49,21 @@ class CompareConfig:
     full_grid: bool = False
     """Run every learning rate with every seed"""
     jobs: _Jobs = None
-    """Trials side by side, one thread each"""
+    """Trials side by side"""
+    executor: Literal["local", "ray"] = "local"
+    """local: processes on this machine; ray: tasks on a Ray cluster"""
+    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT|auto", help_behavior_hint=_OWN_CLUSTER)] = None
+    """The running Ray cluster"""
+    cpus_per_trial: int = 1
+    """CPUs a trial, a thread each (ray)"""
+    gpus_per_trial: float = 0
+    """GPUs a trial (ray); below 1 several trials share one"""
+    ranks_per_trial: _Ranks = None
+    """Processes that train a trial together, on one machine (ray)"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How they share the model: whole on each, or cut up (ray)"""
+    retries: int = 2
+    """Times that a trial starts anew after its worker or machine was lost (ray)"""
     width: _Int = None
     """Width of the model"""
     depth: _Int = None

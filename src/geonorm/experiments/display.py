@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from geonorm.experiments.local import Running
+from geonorm.experiments.process import Running
 from geonorm.experiments.trials import Trial
 
 
@@ -56,6 +56,10 @@ class Display:
             self._live.update(self._bars[running.trial.id], completed=step, loss=text)
             under_way = sum(self._live.tasks[bar].completed for bar in self._bars.values())
             self._live.update(self._all, completed=self.num_finished * self.steps + under_way)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def finish(self, trial: Trial, result: dict[str, Any]) -> None:
         """Say how a trial ended."""

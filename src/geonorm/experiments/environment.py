@@ -32,6 +32,21 @@ def environment() -> dict[str, Any]:
 
 
 @functools.cache
+def describe_machine() -> dict[str, Any]:
+    """What has to be equal on every machine of a comparison (``versions``), and what may differ."""
+    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {
+        "versions": {
+            "geonorm": code_version(),
+            "torch": torch.__version__,
+            "transformers": metadata.version("transformers"),
+        },
+        "processor": _processor(),
+        "accelerator": accelerator,
+    }
+
+
+@functools.cache
 def code_version() -> str:
     """Version of geonorm with a digest of its source files, so that results of different code can be told apart."""
     root = Path(geonorm.__file__).parent

@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from geonorm.errors import UserError, check_count, check_positive
+from geonorm.experiments.cluster import ClusterOptions
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.environment import num_cores
 from geonorm.experiments.presets import Preset, preset
@@ -37,6 +38,7 @@ class Plan:
     training: TrainSettings
     vocab_size: int
     jobs: int
+    cluster: ClusterOptions | None
 
     def settings(self) -> dict[str, Any]:
         """Every setting that all trials share, flat; two comparisons with equal settings can be set side by side."""
@@ -74,7 +76,9 @@ class Plan:
         words = ["geonorm", "compare"]
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            if field.name in ("resume", "jobs") or (value == field.default and field.name not in ("preset", "out")):
+            if field.name in ("resume", "jobs", "address", "retries") or (
+                value == field.default and field.name not in ("preset", "out")
+            ):
                 continue
             words.append("--" + field.name.replace("_", "-"))
             if not isinstance(value, bool):
@@ -137,6 +141,7 @@ def make_plan(config: CompareConfig) -> Plan:
         training["warmup"] = max(0, check_count("steps", config.steps) // 10)
     if config.steps is not None and config.eval_every is None:
         training["eval_every"] = max(1, config.steps // 5)
+    settings = dataclasses.replace(base.training, **training)
     jobs = config.jobs if config.jobs is not None else num_cores()
     return Plan(
         config=config,
@@ -144,10 +149,38 @@ def make_plan(config: CompareConfig) -> Plan:
         placements=placements,
         rates=tuple(config.lrs or base.rates(placement) for placement in placements),
         shape=shape,
-        training=dataclasses.replace(base.training, **training),
+        training=settings,
         vocab_size=check_count("vocab_size", base.vocab_size if config.vocab_size is None else config.vocab_size, 257),
         jobs=check_count("jobs", jobs),
+        cluster=_cluster(config, settings),
     )
+
+
+def _cluster(config: CompareConfig, training: TrainSettings) -> ClusterOptions | None:
+    """Options of the Ray cluster; None for this machine alone."""
+    if config.executor == "local":
+        for name in ("address", "cpus_per_trial", "gpus_per_trial", "ranks_per_trial", "parallel", "retries"):
+            if getattr(config, name) != CompareConfig.__dataclass_fields__[name].default:
+                raise UserError(f"`{name}` is for Ray; add --executor ray, which runs on one machine too")
+        return None
+    if config.executor != "ray":
+        raise UserError(f"`executor` must be 'local' or 'ray', got {config.executor!r}")
+    cpus = check_count("cpus_per_trial", config.cpus_per_trial)
+    gpus = check_positive("gpus_per_trial", config.gpus_per_trial) if config.gpus_per_trial else 0.0
+    if gpus > 1 and gpus % 1:
+        raise UserError(f"`gpus_per_trial` above 1 must be a whole number, got {gpus:g}")
+    ranks = check_count("ranks_per_trial", config.ranks_per_trial or max(1, int(gpus)))
+    if gpus and ranks != max(1, int(gpus)):
+        raise UserError(f"`ranks_per_trial` must be one a GPU, {max(1, int(gpus))}, got {ranks}")
+    if ranks > cpus and not gpus:
+        raise UserError(f"`ranks_per_trial` {ranks} needs as many --cpus-per-trial, got {cpus}")
+    if config.parallel not in ("ddp", "fsdp"):
+        raise UserError(f"`parallel` must be 'ddp' or 'fsdp', got {config.parallel!r}")
+    if training.batch % (ranks * training.accumulation):
+        raise UserError(
+            f"`batch` {training.batch} is not a multiple of {ranks} ranks times `accumulation` {training.accumulation}"
+        )
+    return ClusterOptions(config.address, cpus, gpus, ranks, config.parallel, check_count("retries", config.retries, 0))
 
 
 def _given(config: CompareConfig, *names: str) -> dict[str, Any]:

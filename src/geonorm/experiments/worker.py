@@ -1,4 +1,4 @@
-"""Runs one trial in a process of its own: ``python -m geonorm.experiments.worker TRIAL_FOLDER CORPUS_FOLDER``.
+"""Runs one trial in a process of its own: ``python -m geonorm.experiments.worker TRIAL_FOLDER CORPUS_FOLDER ...``.
 
 A process a trial keeps trials apart: one that dies takes no other with it, its memory is its own, and its threads are
 set before torch starts.
@@ -6,6 +6,7 @@ set before torch starts.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,9 +18,15 @@ from geonorm import models
 from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
 from geonorm.experiments.environment import code_version
+from geonorm.experiments.process import WATCH_FLAG, end_with_parent
 from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial
 from geonorm.storage import write_json
-from geonorm.training import MetricsFile, Outcome, train
+from geonorm.training.loop import Data, Loop, Outcome
+from geonorm.training.metrics import MetricsFile
+from geonorm.training.optimizer import make_optimizer
+from geonorm.training.parallel import Parallel
+from geonorm.training.ranks import joined
+from geonorm.training.throughput import peak_memory
 
 
 def build_model(trial: Trial, eos_id: int | None = None) -> Any:
@@ -36,31 +43,47 @@ def build_model(trial: Trial, eos_id: int | None = None) -> Any:
     )
 
 
-def run_trial(folder: Path, corpus_folder: Path) -> dict[str, Any]:
-    """Run the trial described in ``folder`` and write its metrics and result there.
+def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: str = "none") -> None:
+    """Run the trial described in ``folder`` and write its metrics and result there; as one of several ranks, a part.
+
+    Args:
+        folder: with the trial's description; all ranks see it.
+        corpus_folder: its corpus.
+        device: ``"cpu"`` or ``"cuda"``.
+        parallel: how ranks share the model, ``"none"``, ``"ddp"`` or ``"fsdp"``.
 
     Raises:
-        UserError: the corpus does not fit the trial.
+        UserError: the corpus does not fit the trial, or there is no such device.
     """
     trial = Trial.from_json(json.loads((folder / SPEC).read_text(encoding="utf-8")))
     corpus = Corpus.load(corpus_folder)
-    model = build_model(trial, corpus.eos_id)
     settings = trial.training
     eval_windows = Windows(corpus.val, length=settings.length, seed=0).fixed(settings.eval_windows)
     windows = Windows(corpus.train, length=settings.length, seed=settings.seed)
-    metrics = MetricsFile(folder / METRICS)
-    try:
-        outcome = train(model, windows, eval_windows, corpus.token_bytes, settings, metrics.write)
-    finally:
-        metrics.close()
-    if outcome.evaluation is not None:
-        write_json(folder / WINDOW_LOSSES, outcome.evaluation.window_losses.tolist())
-    result = _result(trial, outcome, sum(p.numel() for p in model.parameters()))
-    write_json(folder / RESULT, result)
-    return result
+    with joined(parallel, device) as ranks:
+        # Drawn on the CPU, so that every device starts from the same weights.
+        model = build_model(trial, corpus.eos_id).to(ranks.device)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        if ranks.rank:
+            torch.manual_seed(settings.seed + ranks.rank)
+        ways = Parallel(model, ranks, parallel)
+        optimizer, schedule = make_optimizer(model, settings)
+        metrics = MetricsFile(folder / METRICS) if ranks.is_main else None
+        emit = metrics.write if metrics else lambda row: None
+        data = Data(windows, eval_windows, corpus.token_bytes)
+        try:
+            outcome = Loop(ways, ranks, data, settings, optimizer, schedule, emit).run()
+        finally:
+            if metrics:
+                metrics.close()
+        if not ranks.is_main:
+            return
+        if outcome.evaluation is not None:
+            write_json(folder / WINDOW_LOSSES, outcome.evaluation.window_losses.tolist())
+        write_json(folder / RESULT, _result(trial, outcome, num_parameters, ranks.device))
 
 
-def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, Any]:
+def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: torch.device) -> dict[str, Any]:
     evaluation = outcome.evaluation
     return trial.result(
         outcome.status,
@@ -73,25 +96,26 @@ def _result(trial: Trial, outcome: Outcome, num_parameters: int) -> dict[str, An
         seconds=outcome.seconds,
         skipped_steps=outcome.skipped,
         tokens_per_second=outcome.tokens / outcome.seconds,
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=peak_memory(device),
         code=code_version(),
     )
 
 
-def _peak_memory() -> int | None:
-    try:
-        import resource
-    except ModuleNotFoundError:  # not on Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Entry of the process; the last line it prints says why it failed."""
-    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description="Run one trial.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--parallel", default="none", choices=("none", "ddp", "fsdp"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(WATCH_FLAG, choices=("keep", "remove"), help="end when standard input is closed")
+    arguments = parser.parse_args(words)
+    if arguments.end_with_parent:
+        end_with_parent(arguments.folder if arguments.end_with_parent == "remove" else None)
+    torch.set_num_threads(arguments.threads)
     try:
-        run_trial(Path(arguments[0]), Path(arguments[1]))
+        run_trial(arguments.folder, arguments.corpus, arguments.device, arguments.parallel)
     except UserError as error:
         print(f"error: {error}")
         return 2

@@ -18,6 +18,7 @@ from geonorm.report.drawing import Block
 from geonorm.report.figures import make_figures
 from geonorm.report.finding import Finding, describe
 from geonorm.report.load import Run, load_run
+from geonorm.report.published import SOURCE, published_beside
 from geonorm.report.table import Cells, interval_kinds, median_of, reference_row, summary_cells
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -141,6 +142,11 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
             blocks=blocks,
             remarks=run.remarks,
             notes=results["notes"],
+            published=[
+                (value.placement, value.size, value.data, fmt.number(value.loss, 4))
+                for value in published_beside(results)
+            ],
+            published_source=SOURCE,
             speeds=_speeds(run),
             trials=_trials(results),
             settings={key: fmt.setting(value) for key, value in results["settings"].items()},

@@ -94,9 +94,18 @@ def make_model(config: RunConfig, corpus: Corpus) -> Any:
     Raises:
         UserError: a shape, placement or folder that does not fit.
     """
+    if config.model.start is not None:
+        return _from_folder(config, corpus, config.model.start)
+    return shaped_model(config, corpus.vocab_size, corpus.eos_id)
+
+
+def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) -> Any:
+    """Build the model from the shape in a configuration.
+
+    Raises:
+        UserError: a shape or placement that does not fit.
+    """
     chosen = config.model
-    if chosen.start is not None:
-        return _from_folder(config, corpus, chosen.start)
     more: dict[str, Any] = {"tie_word_embeddings": True} if chosen.tie_embeddings else {}
     if chosen.kv_heads is not None:
         more["num_key_value_heads"] = chosen.kv_heads
@@ -106,10 +115,10 @@ def make_model(config: RunConfig, corpus: Corpus) -> Any:
         models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width),
         chosen.placement or "geonorm",
         chosen.options,
-        vocab_size=corpus.vocab_size,
+        vocab_size=vocab_size,
         length=config.data.length,
         seed=config.seed,
-        eos_id=corpus.eos_id,
+        eos_id=eos_id,
         family=chosen.family,
         **more,
     )
