@@ -42,7 +42,7 @@ class _Rows(NamedTuple):
 def _rows(x: Tensor, u: Tensor) -> _Rows:
     dtype, on_cpu, compiling = arithmetic_dtype(x, u), x.device.type == "cpu", torch.compiler.is_compiling()
     if on_cpu and not compiling and type(x) in (Tensor, torch.nn.Parameter):
-        # Reading the sums back stalls a GPU, breaks a compiled graph, and fails on a stand-in for a tensor, without data.
+        # Reading the sums back stalls a GPU, breaks a compiled graph, and fails on a tensor without data.
         rows = _plain_rows(x.to(dtype), u.to(dtype), None)
         if _in_range(rows, dtype):
             return rows
