@@ -76,7 +76,7 @@ def build_model(
         UserError: unknown family, placement or option, or a shape that the family does not have.
     """
     adapter = family_adapter(family)
-    shaped = {**_fields(adapter.stock["config"](), shape, length), "vocab_size": vocab_size}
+    shaped = {**_fields(adapter.rewired["config"](), shape, length), "vocab_size": vocab_size}
     ends = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": None}
     made = adapter.rewired["config"](placement=placement, placement_options=options, **{**shaped, **ends, **config})
     model = adapter.rewired["causal_lm"](made)
