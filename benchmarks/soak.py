@@ -44,7 +44,7 @@ class Run:
     """``geonorm train`` in a process of its own, forked so that nothing is imported anew."""
 
     def __init__(self, recipe: Path, data: Path, out: Path, steps: int) -> None:
-        words = ["--config", str(recipe), "--out", str(out), "--resume", f"data.paths=[{data}]", f"steps={steps}"]
+        words = ["--config", str(recipe), "--out", str(out), "--resume", f"data.sources=[{data}]", f"steps={steps}"]
         self.log = out.parent / f"{out.name}.log"
         self.begin = self.log.stat().st_size if self.log.exists() else 0
         self.code: int | None = None

@@ -75,7 +75,7 @@ def test_the_resolved_configuration_gives_itself_back(tmp_path):
             "tracking.name='1e-4'",
             "tracking.project='no'",
             "optimizer.lr=1e-5",
-            "data.paths=[a b, c]",
+            "data.sources=[a b, c]",
             "model.start=~/x",
         ],
     )

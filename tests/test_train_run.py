@@ -22,7 +22,7 @@ from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
 from geonorm.training.progress import SPIKE_MINIMUM, Progress
 from geonorm.training.ranks import joined, solo
-from geonorm.training.recipe import dump
+from geonorm.training.recipe import dump, load
 from geonorm.training.run import DIVERGED, run
 from geonorm.training.setup import make_optimizer
 from geonorm.training.throughput import flops_per_token
@@ -127,6 +127,18 @@ def test_the_resolved_recipe_is_saved_and_shown(corpus, tmp_path, capsys):
     assert "\x1b" not in out
     assert "finished: validation loss" in out
     assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
+def test_data_takes_the_place_of_the_recipe_s_text(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump(tiny(tmp_path / "gone", "steps=2", "schedule.warmup=1")))
+    command = ["train", "--config", str(recipe), "--overwrite", "--out"]
+    assert main([*command, str(tmp_path / "ready"), "--data", str(corpus.path)]) in (0, DIVERGED)
+    assert load([tmp_path / "ready" / "config.yaml"], []).data.sources == (str(corpus.path),)
+    (tmp_path / "a.txt").write_text("one two three four " * 400)
+    assert main([*command, str(tmp_path / "text"), "--data", str(tmp_path / "*.txt")]) in (0, DIVERGED)
+    assert [row["step"] for row in rows(tmp_path / "text")] == [1, 2]
 
 
 @pytest.mark.parametrize(

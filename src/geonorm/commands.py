@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from geonorm.inspection.config import InspectConfig
 
 _Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
 _Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
+_Data = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(default: as the recipe says)")
+]
 _RecipeWords = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|KEY=VALUE")]
 _Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
 
@@ -58,6 +62,7 @@ def train(
     overrides: _Overrides = (),
     /,
     config: _Appended = (),
+    data: _Data = (),
     out: Path = Path("runs/train"),
     resume: bool = False,
     overwrite: bool = False,
@@ -69,6 +74,7 @@ def train(
     Args:
         overrides: values of the recipe to change, such as optimizer.lr=1e-3; --show lists all of them
         config: YAML recipe; given more than once, later ones win
+        data: in place of the recipe's text: a folder made by geonorm prepare, or what that command takes
         out: folder for checkpoints, metrics and result
         resume: go on with what the folder holds; starts anew where it holds nothing
         overwrite: delete the run that the folder holds, and start anew
@@ -79,6 +85,8 @@ def train(
     from geonorm.training.recipe import dump
 
     words = [*overrides, *([f"parallel={parallel}"] if parallel else [])]
+    if data:
+        words += ["data.corpus=null", f"data.sources={json.dumps(data)}"]
     resolved = read_config(out, config, words, resume=resume)
     if show:
         print(dump(resolved), end="")

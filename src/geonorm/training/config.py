@@ -58,17 +58,18 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The text: files and folders, or a corpus that was prepared before.
+    """The text: sources to prepare, or a corpus that was prepared before.
 
     Attributes:
-        paths: text, jsonl or parquet files, or folders of them; none for text that is on every machine.
-        corpus: folder of a prepared corpus; excludes ``paths``.
-        vocab_size: size of the tokenizer trained on ``paths``; val_fraction: share of validation bytes.
+        sources: what ``geonorm prepare`` takes: files, folders, patterns, ``hf://`` datasets; or one prepared folder.
+            None for text that is on every machine.
+        corpus: folder of a prepared corpus; excludes ``sources``.
+        vocab_size: size of the tokenizer trained on ``sources``; val_fraction: share of validation bytes.
         text_column: column of JSON and Parquet files that holds the text.
         length: tokens a window.
     """
 
-    paths: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ()
     corpus: Path | None = None
     vocab_size: int = 2048
     val_fraction: float = 0.05
@@ -78,8 +79,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check("data", self, "vocab_size", "length")
         check_positive("data.val_fraction", self.val_fraction)
-        if self.paths and self.corpus is not None:
-            raise UserError("`data.paths` and `data.corpus` are both given; keep one")
+        if self.sources and self.corpus is not None:
+            raise UserError("`data.sources` and `data.corpus` are both given; keep one")
 
 
 @dataclasses.dataclass(frozen=True)

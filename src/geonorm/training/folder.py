@@ -22,7 +22,7 @@ CHECKPOINTS, MODEL, TENSORBOARD = "checkpoints", "model", "tensorboard"
 _LOCK = ".lock"
 # What does not change the result of a run, or only its rounding.
 _FREE = (
-    *("evaluation.", "sampling.", "checkpoint.", "tracking.", "data.paths", "data.corpus", "data.text_column"),
+    *("evaluation.", "sampling.", "checkpoint.", "tracking.", "data.sources", "data.corpus", "data.text_column"),
     *("accumulation", "compile", "gradient_checkpointing", "parallel", "device", "peak_flops", "faults."),
 )
 # A run that is stable before its decay can be made longer.

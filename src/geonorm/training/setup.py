@@ -64,7 +64,7 @@ def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
     if data.corpus is not None:
         return Corpus.load(data.corpus)
     return prepare(
-        list(data.paths) or None,
+        list(data.sources) or None,
         vocab_size=data.vocab_size,
         val_fraction=data.val_fraction,
         text_column=data.text_column,
