@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import geonorm
+from geonorm.ops import which
 
 
 def environment() -> dict[str, Any]:
@@ -27,6 +28,8 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": num_cores(),
         "threads_per_trial": 1,
+        # Implementations differ by rounding, and a build of the C++ kernels changes which one is taken.
+        "step": which(torch.empty(1, 1)),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
 
@@ -51,7 +54,7 @@ def code_version() -> str:
     """Version of geonorm with a digest of its source files, so that results of different code can be told apart."""
     root = Path(geonorm.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return f"{geonorm.__version__}+{digest.hexdigest()[:12]}"
 
