@@ -226,6 +226,12 @@ def test_mistakes_are_one_clear_line():
     ):
         with pytest.raises(UserError, match=message):
             inspect_model(model, windows, **options)
+    for value in (math.nan, math.inf):
+        broken = stock_model("llama")
+        with torch.no_grad():
+            broken.model.layers[1].mlp.down_proj.weight[0, 0] = value
+        with pytest.raises(UserError, match="the stream at mlp 2 is not finite"):
+            inspect_model(broken, [WINDOW])
     with pytest.raises(UserError, match="no language-model head"):
         inspect_model(model.model, [[1, 2, 3]], gradients=True)
     assert inspect_model(model.model, [[1, 2, 3]]).loss is None

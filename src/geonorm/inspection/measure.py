@@ -139,8 +139,8 @@ def inspect_model(
         gradients: also run backward, for the gradient norm of each block.
 
     Raises:
-        UserError: unsupported model, no windows, a window too short, an id outside the vocabulary, or ``gradients`` of
-            a model without a language-model head or of one whose weights are all frozen.
+        UserError: unsupported model, no windows, a window too short, an id outside the vocabulary, a stream that is not
+            finite, or ``gradients`` of a model without a language-model head or of one whose weights are all frozen.
     """
     skip_first = check_count("skip_first", skip_first, 0)
     view = as_rewired(model)
@@ -212,7 +212,14 @@ class _Tally:
 
     def add(self, site: Site, move: Move) -> None:
         parts = self.values.setdefault((site.layer, site.sublayer), {name: [] for name in QUANTITIES})
-        for name, value in _quantities(move).items():
+        values = _quantities(move)
+        # Quartiles leave NaN out, which is meant for a step size that is not there and would hide a broken model.
+        if not all(values[name].isfinite().all() for name in ("radius", "update", "angle")):
+            raise UserError(
+                f"the stream at {site.sublayer} {site.layer} is not finite, so there is nothing to measure: weights "
+                "that are no numbers, or values too large for the dtype; try float32"
+            )
+        for name, value in values.items():
             parts[name].append(value)
         if site.layer == site.num_layers:
             # The last sub-layer of the last layer runs last, so its point is the one that stays.
