@@ -204,6 +204,11 @@ def test_bfloat16_angles_are_near_those_of_float32():
         assert other.angle.median == pytest.approx(one.angle.median, rel=64 * EPS[torch.bfloat16] / 8)
 
 
+def test_windows_may_be_a_tensor():
+    model = stock_model("llama")
+    assert inspect_model(model, torch.tensor([WINDOW, WINDOW])) == inspect_model(model, [WINDOW, WINDOW])
+
+
 def test_a_sub_layer_that_does_nothing():
     model, *_ = walk_of([0.5, 0.4, 0.3], [0.3, 0.2, 0.1])
     with torch.no_grad():

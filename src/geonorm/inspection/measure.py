@@ -124,7 +124,7 @@ def as_rewired(model: nn.Module) -> nn.Module:
 
 
 def inspect_model(
-    model: nn.Module, windows: Sequence[Sequence[int]], *, skip_first: int = 1, gradients: bool = False
+    model: nn.Module, windows: Sequence[Sequence[int]] | Tensor, *, skip_first: int = 1, gradients: bool = False
 ) -> Inspection:
     """Run text through a model and measure what every sub-layer does to the stream.
 
@@ -133,7 +133,7 @@ def inspect_model(
 
     Args:
         model: a stock or rewired decoder of a supported family.
-        windows: token ids, each window at least ``skip_first + 2`` long.
+        windows: token ids, each window at least ``skip_first + 2`` long; or an integer tensor ``[windows, tokens]``.
         skip_first: tokens left out of the statistics at the start of each window. Many trained models park attention on
             the first token and give it a stream many times longer than any other.
         gradients: also run backward, for the gradient norm of each block.
@@ -143,6 +143,7 @@ def inspect_model(
             finite, or ``gradients`` of a model without a language-model head or of one whose weights are all frozen.
     """
     skip_first = check_count("skip_first", skip_first, 0)
+    windows = windows.tolist() if isinstance(windows, Tensor) else windows
     view = as_rewired(model)
     config: Any = view.config
     _check_windows(windows, skip_first, config.vocab_size)
