@@ -218,9 +218,36 @@ def test_mistakes_at_the_command_line(text, tmp_path, capsys):
         (["--to", "post"], "a trained model cannot be converted to 'post'"),
         (["--to", "geo"], "unknown placement 'geo'; did you mean 'geonorm'?"),
         (["--method", "x"], "unknown calibration method 'x'"),
-        (["--text", text, "--length", 4000], "windows of 4001 tokens to hold out, but 32 are needed"),
+        (["--text", text, "--length", 4000], "`length` 4000 is more than the 256 positions"),
         (["--text", tmp_path / "gone.txt"], "no such file or folder"),
+        (["--text", text, "--length", 200], "windows of 201 tokens to hold out, but 32 are needed"),
+        (["--windows", 0], "`windows` must be a whole number of at least 1"),
+        (["--eval-windows", 0], "`eval_windows` must be a whole number of at least 1"),
     ):
         assert run("convert", stock, "--out", tmp_path / "out", *arguments) == 2
         assert pattern in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("x")
+    assert run("convert", stock, "--to", "pre", "--out", tmp_path / "file" / "out") == 2
+    assert "is or lies in a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["here", "link", "beside a folder named partial"])
+def test_the_folder_may_be_there_and_nothing_beside_it_is_touched(kind, tmp_path, capsys, monkeypatch):
+    stock, out = save(tiny_llama(), tmp_path / "stock"), tmp_path / "out"
+    beside = tmp_path / "out.partial"
+    beside.mkdir()
+    (beside / "mine").write_text("x")
+    given = out
+    if kind == "here":
+        out.mkdir()
+        monkeypatch.chdir(out)
+        given = "."
+    elif kind == "link":
+        (tmp_path / "real").mkdir()
+        out.symlink_to(tmp_path / "real")
+    assert run("convert", stock, "--to", "pre", "--out", given) == 0
+    assert load_model(out)[0].config.placement == "pre"
+    assert (out / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+    assert not list(out.glob("partial-*"))
+    assert (beside / "mine").exists()

@@ -226,6 +226,23 @@ def test_eval_command(task_folder, tmp_path, capsys):
     assert found["placement"] is None
 
 
+def test_what_is_scored_is_kept_when_tasks_fail(task_folder, tmp_path, capsys):
+    stock = save(tiny_llama(), tmp_path / "stock")
+    (tmp_path / "a.txt").write_text(PAGES[0])
+    options = ["--text", tmp_path / "a.txt", "--include-path", task_folder, "--out", tmp_path / "r.json"]
+    assert run("eval", stock, *options, "--tasks", "tiny_questions", "--limit", 1.5) == 2
+    # A setting out of range shows before anything is loaded.
+    assert "`limit` must be a number of examples" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
+    (task_folder / "pages.jsonl").unlink()
+    assert run("eval", stock, *options, "--tasks", "tiny_pages") == 2
+    said = capsys.readouterr()
+    assert "the tasks tiny_pages cannot be loaded" in said.err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert f"{found['text']['bits_per_byte']:.4f}" in said.out
+    assert found["tasks"] == []
+
+
 def test_generate_command_reads_prompts_and_standard_input(tmp_path, capsys, monkeypatch):
     model = rewire(tiny_llama(), "geonorm")
     folder = save(model, tmp_path / "ours")

@@ -147,5 +147,7 @@ def test_what_it_cannot_do_is_one_clear_line():
         geodesic_form(stock_model("llama").bfloat16())
     with pytest.raises(UserError, match="cannot rewire a Linear"):
         geodesic_form(nn.Linear(2, 2))
+    with pytest.raises(UserError, match="a geodesic form cannot be saved; save the model that it was made from"):
+        geodesic_form(stock_model("llama")).save_pretrained("nowhere")
     with pytest.raises(UserError, match="RMSNorm and LayerNorm, not Identity"):
         norm_of_direction(nn.Identity(), Polar.of(torch.ones(1, 2)))

@@ -125,7 +125,7 @@ def test_a_folder_that_is_there_is_not_overwritten_unasked(two, models, capsys):
     assert main([*options, "--out", str(models), "--overwrite"]) == 2
     assert "no inspection" in capsys.readouterr().err
     assert main([*options, "--out", str(models / "text.txt")]) == 2
-    assert "is a file" in capsys.readouterr().err
+    assert "is or lies in a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,12 @@ def test_a_model_that_is_not_there_and_one_given_twice(models, capsys, tmp_path)
     assert main(["inspect", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]) == 2
     assert "nothing" in capsys.readouterr().err
     same = str(models / "stock")
+    # A later model that cannot be loaded shows before the first one is measured.
+    (tmp_path / "broken").mkdir()
+    assert main(["inspect", same, str(tmp_path / "broken"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert "broken has no config.json" in said.err
+    assert "inspecting" not in said.out
     assert main(["inspect", same, same, "--out", str(tmp_path / "out")]) == 2
     assert "given twice" in capsys.readouterr().err
 

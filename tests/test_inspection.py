@@ -204,6 +204,11 @@ def test_bfloat16_angles_are_near_those_of_float32():
         assert other.angle.median == pytest.approx(one.angle.median, rel=64 * EPS[torch.bfloat16] / 8)
 
 
+def test_windows_may_be_a_tensor():
+    model = stock_model("llama")
+    assert inspect_model(model, torch.tensor([WINDOW, WINDOW])) == inspect_model(model, [WINDOW, WINDOW])
+
+
 def test_a_sub_layer_that_does_nothing():
     model, *_ = walk_of([0.5, 0.4, 0.3], [0.3, 0.2, 0.1])
     with torch.no_grad():
@@ -226,6 +231,12 @@ def test_mistakes_are_one_clear_line():
     ):
         with pytest.raises(UserError, match=message):
             inspect_model(model, windows, **options)
+    for value in (math.nan, math.inf):
+        broken = stock_model("llama")
+        with torch.no_grad():
+            broken.model.layers[1].mlp.down_proj.weight[0, 0] = value
+        with pytest.raises(UserError, match="the stream at mlp 2 is not finite"):
+            inspect_model(broken, [WINDOW])
     with pytest.raises(UserError, match="no language-model head"):
         inspect_model(model.model, [[1, 2, 3]], gradients=True)
     assert inspect_model(model.model, [[1, 2, 3]]).loss is None

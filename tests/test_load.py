@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, BertConfig, BertLMHeadModel, T5Config
 
 from geonorm import UserError
-from geonorm.models import load_model, rewire
+from geonorm.models import load_model, load_stock, rewire
 from tiny_models import TEXT, save, tiny_llama, tiny_tokenizer, write_gguf
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -188,3 +188,28 @@ def test_loading_leaves_the_switches_of_transformers_as_they_were(stock):
         warnings.simplefilter("error")
         load_model(stock)
     assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
+
+
+def test_load_stock_refuses_what_load_model_refuses(stock, tmp_path):
+    def not_taken(source, pattern: str) -> None:
+        with pytest.raises(UserError, match=pattern) as caught:
+            load_stock(source, "geonorm")
+        assert "\n" not in str(caught.value)
+
+    not_taken(tmp_path / "gone", "no such model")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    not_taken(tmp_path / "x.gguf", "x.gguf is a GGUF file; read it with load_model and give the model")
+    # Weights that are not there are no weights kept.
+    edit_config(stock, num_hidden_layers=4)
+    not_taken(stock, "9 weights that config.json calls for are not there, the first model.layers.3")
+    edit_config(stock, num_hidden_layers=3, intermediate_size=40)
+    not_taken(stock, "their shapes are not those that config.json calls for")
+    edit_config(stock, intermediate_size="many")
+    not_taken(stock, "the configuration cannot be used")
+    edit_config(stock, intermediate_size=48)
+    (stock / "model.safetensors").write_bytes((stock / "model.safetensors").read_bytes()[:-8])
+    not_taken(stock, "model.safetensors is broken or truncated")
+    (stock / "config.json").write_text("{")
+    not_taken(stock, "config.json is not valid JSON")
+    (stock / "config.json").unlink()
+    not_taken(stock, "has no config.json")

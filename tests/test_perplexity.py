@@ -89,3 +89,12 @@ def test_what_cannot_be_scored():
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="neither a BOS nor an EOS token"):
         perplexity(model, tokenizer, [TEXT])
+
+
+def test_a_loss_that_is_no_number_is_not_called_infinite():
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    found = perplexity(model, tiny_tokenizer(), [TEXT], length=16)
+    assert math.isnan(found.loss)
+    assert math.isnan(found.perplexity)

@@ -6,6 +6,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -53,3 +54,14 @@ def check_count(name: str, value: int, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise UserError(f"`{name}` must be a whole number of at least {minimum}, got {value!r}")
     return int(value)
+
+
+def check_folder_path(name: str, path: Path) -> None:
+    """Check that a folder is at a path or can be made there.
+
+    Raises:
+        UserError: `` `name` path is or lies in a file ``.
+    """
+    existing = next(part for part in (path, *path.absolute().parents) if part.exists())
+    if not existing.is_dir():
+        raise UserError(f"`{name}` {path} is or lies in a file, {existing}; name a folder")

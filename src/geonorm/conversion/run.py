@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from geonorm.conversion.text import split_source, windows_of_side
 from geonorm.data.embedded import EmbeddedSource
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
-from geonorm.errors import UserError, unknown
+from geonorm.errors import UserError, check_count, check_folder_path, unknown
 from geonorm.models import rewire
+from geonorm.models.card import model_card
 from geonorm.models.load import load_model, quiet_transformers
 from geonorm.placements import available, create
 from geonorm.storage import write_json, write_text
@@ -53,6 +54,11 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
             "a stock Pre-Norm model already has placement 'pre': saved with the class changed and no bit of its weights"
         )
     else:
+        limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+        if config.length > limit:
+            raise UserError(
+                f"`length` {config.length} is more than the {limit} positions of {config.model}; give at most {limit}"
+            )
         split = split_source(source)
         text = {"source": source, "split": split, "tokenizer": tokenizer, "length": config.length + 1}
         held = windows_of_side(**text, side=VAL, num_windows=config.eval_windows)
@@ -96,7 +102,11 @@ def _check(config: ConvertConfig) -> None:
     if config.method not in METHODS:
         raise unknown("calibration method", config.method, METHODS)
     create("geonorm", retraction=_retraction(config), max_angle=config.max_angle)
-    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
+    check_folder_path("out", config.out)
+    check_count("windows", config.windows)
+    check_count("eval_windows", config.eval_windows)
+    check_count("length", config.length, 2)
+    if config.out.exists() and any(config.out.iterdir()):
         raise UserError(f"`out` {config.out} exists and is not empty; give a new folder")
 
 
@@ -114,20 +124,18 @@ def _loss(model: Any, windows: Tensor) -> float:
 
 
 def _save(model: Any, tokenizer: Any, out: Path, record: dict[str, Any]) -> None:
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
+    # Inside, because the folder may be a mount, a link or the current folder, which nothing can be renamed to.
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=out) as name:
+        partial = Path(name)
         with quiet_transformers():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
         write_json(partial / RECORD, record)
-        write_text(partial / "README.md", _readme(record, out))
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_text(partial / "README.md", f"---\n{model_card(model).data}\n---\n\n{_readme(record, out)}")
+        # Without its configuration a folder is no model, so that comes last.
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            path.rename(out / path.name)
 
 
 def _readme(record: dict[str, Any], out: Path) -> str:

@@ -17,7 +17,7 @@ from geonorm.data.sources import FileSource
 from geonorm.errors import UserError, check_count
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.evaluation.generation import GenerationSettings, generate
-from geonorm.evaluation.tasks import evaluate_tasks
+from geonorm.evaluation.tasks import check_settings, evaluate_tasks
 from geonorm.evaluation.text import check_window, perplexity
 from geonorm.models.load import load_model
 from geonorm.storage import write_json
@@ -34,6 +34,11 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
         raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")
     if config.out is not None and (config.out.is_dir() or not config.out.absolute().parent.is_dir()):
         raise UserError(f"`out` {config.out} must be a file in a folder that exists")
+    check_count("batch", config.batch)
+    if config.max_documents is not None:
+        check_count("max_documents", config.max_documents)
+    if config.tasks:
+        check_settings(config.tasks, config.limit, config.num_fewshot, config.batch, config.include_path)
     # Before the model is loaded: what is wrong with the files shows at once.
     source = FileSource(config.text, config.text_column) if config.text else None
     model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)
@@ -53,6 +58,9 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
         found = perplexity(model, tokenizer, documents, length=length, stride=stride, batch=config.batch)
         results["text"] = dataclasses.asdict(found)
         console.print(_text_table(config.model, results["text"]))
+        if config.out is not None and config.tasks:
+            # Tasks may fail for want of their data, which must not cost what is done.
+            write_json(config.out, results)
     if config.tasks:
         results["tasks"] = evaluate_tasks(
             model,
@@ -89,7 +97,7 @@ def run_generate(config: GenerateConfig) -> None:
 
 def _documents(source: FileSource, limit: int | None) -> Iterator[str]:
     documents = source.documents(Counter())
-    return documents if limit is None else itertools.islice(documents, check_count("max_documents", limit))
+    return documents if limit is None else itertools.islice(documents, limit)
 
 
 def _plain(value: Any) -> Any:

@@ -51,7 +51,7 @@ def evaluate_tasks(
         UserError: lm-eval is missing, an unknown task, data that cannot be read (most stock tasks fetch theirs), or a
             setting out of range.
     """
-    _check(tasks, limit, num_fewshot, batch, include_path)
+    check_settings(tasks, limit, num_fewshot, batch, include_path)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import lm_eval
     from lm_eval.models import huggingface
@@ -75,9 +75,14 @@ def evaluate_tasks(
     return _rows(dict(results))
 
 
-def _check(
+def check_settings(
     tasks: Sequence[str], limit: float | None, num_fewshot: int | None, batch: int, include_path: Sequence[Path]
 ) -> None:
+    """Check what :func:`evaluate_tasks` is asked for, as far as no task has to be loaded.
+
+    Raises:
+        UserError: no task, a setting out of range, a folder that is not there, or lm-eval missing.
+    """
     if not tasks:
         raise UserError("no task given; name at least one")
     if limit is not None and not (0 < limit < 1 or (limit >= 1 and limit == int(limit))):

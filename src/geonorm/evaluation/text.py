@@ -138,7 +138,7 @@ def perplexity(
     loss = total / counts["tokens"]
     return Perplexity(
         loss=loss,
-        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        perplexity=math.inf if loss >= 700 else math.exp(loss),
         bits_per_byte=total / math.log(2) / counts["bytes"],
         **{f"num_{name}": count for name, count in counts.items()},
         length=length,

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from geonorm.data import Corpus, Windows, prepare
-from geonorm.errors import UserError
+from geonorm.errors import UserError, check_folder_path
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.environment import environment
@@ -113,9 +113,7 @@ class _Comparison:
 
 
 def _check_folder(out: Path, resume: bool) -> None:
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"`out` {out} is or lies in a file, {existing}; name a folder")
+    check_folder_path("out", out)
     if out.exists() and any(out.iterdir()):
         if not resume:
             raise UserError(f"`out` {out} is not empty; add --resume to continue what it holds, or name another folder")

@@ -71,7 +71,8 @@ def geodesic_form(model: nn.Module) -> nn.Module:
     The result shares the weights of ``model``, which stays as it is, and can be called, cached and generated from like
     it. Of the blocks' arithmetic on the stream nothing is kept: norms are read off the direction, with their eps
     divided by the squared radius; steps are turns along great circles; the last norm reads direction and radius. It
-    is for measuring and for checking the theory, in evaluation mode; it is slower and not meant for training.
+    is for measuring and for checking the theory, in evaluation mode; it is slower, not meant for training, and not to
+    be saved.
 
     Args:
         model: a stock or rewired decoder of a supported family, weights in float32 or float64.
@@ -98,7 +99,13 @@ def geodesic_form(model: nn.Module) -> nn.Module:
     if placement.final_norm:
         inner, name = base_model(view), adapter.final_norm
         setattr(inner, name, _FinalNorm(getattr(inner, name), adapter.unit_gain))
+    # Its parts have other names than a checkpoint of its class, which would load with some of them drawn anew.
+    view.save_pretrained = _refuse_saving  # type: ignore[assignment]
     return view
+
+
+def _refuse_saving(*args: Any, **kwargs: Any) -> None:
+    raise UserError("a geodesic form cannot be saved; save the model that it was made from, whose weights it shares")
 
 
 class _Geodesic(Placement):

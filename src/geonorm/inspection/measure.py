@@ -124,7 +124,7 @@ def as_rewired(model: nn.Module) -> nn.Module:
 
 
 def inspect_model(
-    model: nn.Module, windows: Sequence[Sequence[int]], *, skip_first: int = 1, gradients: bool = False
+    model: nn.Module, windows: Sequence[Sequence[int]] | Tensor, *, skip_first: int = 1, gradients: bool = False
 ) -> Inspection:
     """Run text through a model and measure what every sub-layer does to the stream.
 
@@ -133,16 +133,17 @@ def inspect_model(
 
     Args:
         model: a stock or rewired decoder of a supported family.
-        windows: token ids, each window at least ``skip_first + 2`` long.
+        windows: token ids, each window at least ``skip_first + 2`` long; or an integer tensor ``[windows, tokens]``.
         skip_first: tokens left out of the statistics at the start of each window. Many trained models park attention on
             the first token and give it a stream many times longer than any other.
         gradients: also run backward, for the gradient norm of each block.
 
     Raises:
-        UserError: unsupported model, no windows, a window too short, an id outside the vocabulary, or ``gradients`` of
-            a model without a language-model head or of one whose weights are all frozen.
+        UserError: unsupported model, no windows, a window too short, an id outside the vocabulary, a stream that is not
+            finite, or ``gradients`` of a model without a language-model head or of one whose weights are all frozen.
     """
     skip_first = check_count("skip_first", skip_first, 0)
+    windows = windows.tolist() if isinstance(windows, Tensor) else windows
     view = as_rewired(model)
     config: Any = view.config
     _check_windows(windows, skip_first, config.vocab_size)
@@ -212,7 +213,14 @@ class _Tally:
 
     def add(self, site: Site, move: Move) -> None:
         parts = self.values.setdefault((site.layer, site.sublayer), {name: [] for name in QUANTITIES})
-        for name, value in _quantities(move).items():
+        values = _quantities(move)
+        # Quartiles leave NaN out, which is meant for a step size that is not there and would hide a broken model.
+        if not all(values[name].isfinite().all() for name in ("radius", "update", "angle")):
+            raise UserError(
+                f"the stream at {site.sublayer} {site.layer} is not finite, so there is nothing to measure: weights "
+                "that are no numbers, or values too large for the dtype; try float32"
+            )
+        for name, value in values.items():
             parts[name].append(value)
         if site.layer == site.num_layers:
             # The last sub-layer of the last layer runs last, so its point is the one that stays.

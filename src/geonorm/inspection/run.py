@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 
 import geonorm
-from geonorm.errors import UserError, check_count
+from geonorm.errors import UserError, check_count, check_folder_path
 from geonorm.inspection.config import InspectConfig
 from geonorm.inspection.laws import LawFits
 from geonorm.inspection.measure import QUANTITIES, Inspection, inspect_model
 from geonorm.inspection.text import Text, TokenWindows, make_windows, read_text
 from geonorm.models.load import load_model
-from geonorm.models.source import source_kind
+from geonorm.models.source import check_source
 from geonorm.storage import write_json
 
 RESULTS = "inspection.json"
@@ -46,7 +46,7 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
     check_folder(config.out, config.overwrite)
     names = model_names(config.models)
     for source in config.models:
-        source_kind(source)
+        check_source(source)
     text = read_text(config.text, config.text_column)
     models = []
     for source, name in zip(config.models, names, strict=True):
@@ -78,9 +78,7 @@ def check_folder(out: Path, overwrite: bool) -> None:
     Raises:
         UserError: it is a file or lies under one, or holds something that ``overwrite`` does not allow to replace.
     """
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"`out` {out} cannot be a folder, because {existing} is a file; name another")
+    check_folder_path("out", out)
     if not out.exists() or not any(out.iterdir()):
         return
     if not (out / RESULTS).exists():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geonorm.errors import UserError
-from geonorm.models.source import check_folder, check_gguf, check_tokenizer, one_line, source_kind
+from geonorm.models.source import check_source, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -48,19 +48,15 @@ def load_model(
     """
     wanted = _check_dtype(dtype)
     place = check_device(device)
-    kind = source_kind(str(source))
+    kind = check_source(str(source))
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
     if kind != "hub":
         path = Path(source).expanduser()
         where = {"pretrained_model_name_or_path": str(path)}
         if kind == "gguf":
-            check_gguf(path)
             where = {"pretrained_model_name_or_path": str(path.absolute().parent), "gguf_file": path.name}
-        else:
-            check_folder(path)
-            check_tokenizer(path)
     with quiet_transformers():
-        _check_architecture(_config(where, source, kind), source)
+        _check_architecture(read_config(where, source, kind), source)
         tokenizer = _tokenizer(where, source, kind)
         model = _model(where, source, kind, wanted)
     _check_fit(model, tokenizer, source, kind)
@@ -113,7 +109,16 @@ def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return wanted
 
 
-def _config(where: dict[str, Any], source: str | Path, kind: str) -> Any:
+def read_config(where: dict[str, Any], source: str | Path, kind: str) -> Any:
+    """Read a model's configuration.
+
+    Args:
+        where: arguments for ``AutoConfig.from_pretrained``.
+        source: what the user gave, for messages; kind: see :func:`geonorm.models.source.source_kind`.
+
+    Raises:
+        UserError: it cannot be read, or transformers does not know the architecture.
+    """
     from transformers import AutoConfig
 
     try:
@@ -160,13 +165,26 @@ def _tokenizer(where: dict[str, Any], source: str | Path, kind: str) -> PreTrain
 
 
 def _model(where: dict[str, Any], source: str | Path, kind: str, dtype: torch.dtype | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
     chosen = dtype or ("auto" if kind != "gguf" else torch.float32)
     # A GGUF file is no safetensors file, and asking for both is refused.
     weights = {} if kind == "gguf" else {"use_safetensors": True}
+    model = read_model({**where, **weights, "dtype": chosen, "trust_remote_code": False}, source, kind)
+    return _expanded(model) if kind == "gguf" else model
+
+
+def read_model(options: dict[str, Any], source: str | Path, kind: str) -> Any:
+    """Read a model with a language-model head, all of whose weights are there.
+
+    Args:
+        options: arguments for ``AutoModelForCausalLM.from_pretrained``.
+        source: what the user gave, for messages; kind: see :func:`geonorm.models.source.source_kind`.
+
+    Raises:
+        UserError: the weights cannot be read, or some that the configuration calls for are missing.
+    """
+    from transformers import AutoModelForCausalLM
+
     try:
-        options: dict[str, Any] = {**where, **weights, "dtype": chosen, "trust_remote_code": False}
         loaded: Any = AutoModelForCausalLM.from_pretrained(**options, output_loading_info=True)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -187,9 +205,9 @@ def _model(where: dict[str, Any], source: str | Path, kind: str, dtype: torch.dt
         names = sorted(found["unexpected_keys"])
         warnings.warn(
             f"{source}: {len(names)} weights have no place in the model and are left out, the first {names[0]}",
-            stacklevel=4,
+            stacklevel=5,
         )
-    return _expanded(model) if kind == "gguf" else model
+    return model
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,21 @@ def source_kind(source: str) -> Kind:
     raise UserError(f"no such model: {source} is no file or folder here and no Hub name; check the path")
 
 
+def check_source(source: str) -> Kind:
+    """Check as much of a source as can be told without loading it, and return its kind.
+
+    Raises:
+        UserError: what :func:`source_kind`, :func:`check_gguf`, :func:`check_folder` and :func:`check_tokenizer` raise.
+    """
+    kind, path = source_kind(source), Path(source).expanduser()
+    if kind == "gguf":
+        check_gguf(path)
+    elif kind == "folder":
+        check_folder(path)
+        check_tokenizer(path)
+    return kind
+
+
 def check_gguf(path: Path) -> None:
     """Check that a GGUF file can be read: the package is there, the header and the last tensor are whole.
 
@@ -64,7 +79,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: no or broken ``config.json``, no weights, pickled weights, truncated or missing safetensors.
     """
-    config = _read_config(folder)
+    config = check_config(folder)
     _check_weights(folder)
     return config
 
@@ -90,7 +105,12 @@ def one_line(error: BaseException) -> str:
     return text.splitlines()[0].rstrip(" :;")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def check_config(folder: Path) -> dict[str, Any]:
+    """Check that a folder holds a ``config.json`` that describes a model, and return its content.
+
+    Raises:
+        UserError: it does not.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} has no config.json{_other_content(folder)}")

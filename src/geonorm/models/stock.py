@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from geonorm.errors import UserError
+from geonorm.models.load import quiet_transformers, read_config, read_model
 from geonorm.models.registry import adapter_for, adapter_for_config
 from geonorm.models.rewiring import current_placement, rewire
+from geonorm.models.source import check_config, check_folder, source_kind
 from geonorm.placements import Placement, create
+
+# Arguments that say where a configuration is, and those with which weights lie elsewhere than check_folder looks.
+_LOCATED = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+_ELSEWHERE = {"subfolder", "variant", "gguf_file", "state_dict", "use_safetensors"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +65,8 @@ def load_stock(
         The rewired model and the report.
 
     Raises:
-        UserError: unsupported class, unknown placement or option, or a model that is rewired already.
+        UserError: unsupported class, unknown placement or option, a model that is rewired already, or a source that is
+            missing, broken, pickled, or lacks weights that its configuration calls for.
     """
     chosen = create(placement, **options)
     model = source if isinstance(source, nn.Module) else _read(source, dict(loading or {}))
@@ -76,13 +84,24 @@ def load_stock(
 
 
 def _read(source: str | os.PathLike, loading: dict[str, Any]) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if "config" not in loading:
-        located = {
-            key: loading[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in loading
-        }
-        loading["config"] = AutoConfig.from_pretrained(source, **located)
-    # Before the weights are read, which may take long.
-    adapter_for_config(loading["config"])
-    return AutoModelForCausalLM.from_pretrained(source, **loading)
+    name = str(source)
+    kind = source_kind(name)
+    if kind == "gguf":
+        raise UserError(
+            f"load_stock takes a folder or a Hub name, and {name} is a GGUF file; read it with load_model and give "
+            "the model"
+        )
+    path = str(Path(source).expanduser()) if kind == "folder" else name
+    where = {"pretrained_model_name_or_path": path}
+    usual = kind == "folder" and not loading.keys() & _ELSEWHERE
+    if usual:
+        check_config(Path(path))
+    with quiet_transformers():
+        if "config" not in loading:
+            located = {key: loading[key] for key in _LOCATED if key in loading}
+            loading["config"] = read_config({**where, **located}, name, kind)
+        # Before the weights are read, which may take long.
+        adapter_for_config(loading["config"])
+        if usual:
+            check_folder(Path(path))
+        return read_model({**where, **loading}, name, kind)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import geonorm
-from geonorm.errors import UserError
+from geonorm.errors import UserError, check_folder_path
 from geonorm.storage import write_json
 from geonorm.training import recipe
 from geonorm.training.config import RunConfig
@@ -58,9 +58,7 @@ class RunFolder:
         from filelock import FileLock, Timeout
 
         self.out, self.config = out, config
-        existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-        if not existing.is_dir():
-            raise UserError(f"`out` {out} is or lies in a file, {existing}; name a folder")
+        check_folder_path("out", out)
         if resume and overwrite:
             raise UserError("--resume and --overwrite are both given; keep one")
         out.mkdir(parents=True, exist_ok=True)
