@@ -2,8 +2,9 @@
 
 Compilers and exporters see one node, whatever runs inside: the analytic function or the Triton kernels in the first,
 the C++ kernels in the second, which ``step_cpu.cpp`` defines and which gets its shapes and its autograd formula here
-once its library is loaded. Each has a backward, an operation as well. Schemas hold plain types only, so the retraction travels as its exponent p, a step size that is a number beside the tensor that may
-stand in its place, and what must be differentiated as three flags.
+once its library is loaded. Each has a backward, an operation as well. Schemas hold plain types only, so the retraction
+travels as its exponent p, a step size that is a number beside the tensor that may stand in its place, and what must be
+differentiated as three flags.
 """
 
 from __future__ import annotations
