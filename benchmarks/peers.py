@@ -42,6 +42,7 @@ def llama(name: str) -> Callable[[Shape, str], tuple[nn.Module, Loss]]:
 def x_transformers(shape: Shape, device: str) -> tuple[nn.Module, Loss]:
     """x-transformers' decoder with what makes it a Llama: RMSNorm, rotary positions, gated SiLU, no biases."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+    from x_transformers.x_transformers import GLU
 
     decoder = Decoder(
         dim=shape.width,
@@ -49,6 +50,8 @@ def x_transformers(shape: Shape, device: str) -> tuple[nn.Module, Loss]:
         heads=shape.width // HEAD,
         attn_dim_head=HEAD,
         attn_flash=True,
+        # With one head it would leave the output projection out.
+        attn_project_out=True,
         rotary_pos_emb=True,
         use_rmsnorm=True,
         ff_glu=True,
@@ -56,6 +59,10 @@ def x_transformers(shape: Shape, device: str) -> tuple[nn.Module, Loss]:
         ff_no_bias=True,
         ff_mult=shape.mlp / shape.width,
     )
+    for module in decoder.modules():
+        if isinstance(module, GLU):
+            # `ff_no_bias` reaches the second product of a gated MLP only.
+            module.proj.bias = None
     net = TransformerWrapper(
         num_tokens=shape.vocab, max_seq_len=shape.tokens, attn_layers=decoder, use_abs_pos_emb=False
     )

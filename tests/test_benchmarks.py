@@ -161,6 +161,16 @@ def test_a_peer(name, capsys):
     assert figures["peak_MiB"] >= 0
 
 
+def test_x_transformers_has_the_parameters_of_the_stock_llama():
+    pytest.importorskip("x_transformers")
+    shape = model.Shape(**model.SIZES["quick"])
+    counts = [
+        sum(parameter.numel() for parameter in peers.CONTENDERS[name](shape, "cpu")[0].parameters())
+        for name in ("transformers", "x-transformers")
+    ]
+    assert counts[0] == counts[1] == 90_432
+
+
 def test_peers_in_processes_of_their_own(tmp_path):
     _, result = run(peers, peers.PeerSettings, tmp_path, contenders=("transformers",))
     (row,) = result["rows"]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +16,7 @@ import torch
 from geonorm import UserError, sphere_step
 from geonorm.ops import IMPLEMENTATIONS, which
 from step_tools import IMPLS, TRITON, both, rows
-from tolerances import EPS, step_bound, worst
+from tolerances import EPS, TWO_RANKS, step_bound, worst
 
 # --- compile, export, autocast, checkpointing -----------------------------------------------------------------------
 
@@ -85,6 +90,20 @@ def test_dropout_autocast_and_checkpointing_change_nothing(impl):
     plain, saved = run(False), run(True)
     assert all(torch.equal(one, other) for one, other in zip(plain, saved, strict=True))
     assert all(bool(value.isfinite().all()) and bool(value.any()) for value in plain)
+
+
+def test_two_ranks_match_one_process():
+    built = [impl for impl in IMPLS if impl in ("autograd", "op", "cpp")]
+    script = Path(__file__).with_name("step_on_ranks.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), *built],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == 2 * len(built)
+    assert max(errors.values()) <= TWO_RANKS, errors
 
 
 # --- what users get wrong -------------------------------------------------------------------------------------------

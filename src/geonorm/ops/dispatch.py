@@ -50,15 +50,19 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if reason is None and device.type == "cuda" else f"no Triton kernels: {reason}"
 
 
-@torch.compiler.assume_constant_result
 def _cpp_is_ready() -> bool:
     return why_not_cpp() is None
 
 
-@torch.compiler.assume_constant_result
 def _build() -> bool:
     build_cpu()
     return True
+
+
+# Compilers take what these return for a constant instead of tracing into files and locks. That is all that
+# torch.compiler.assume_constant_result does, but using it imports the whole compiler, and triton, with geonorm.
+for _function in (_cpp_is_ready, _build):
+    _function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _choose(device: torch.device, dtype: torch.dtype, impl: str) -> str:

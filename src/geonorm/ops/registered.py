@@ -1,8 +1,10 @@
-"""The step as an operation that PyTorch knows by name: ``torch.ops.geonorm.sphere_step`` and its backward.
+"""The step as operations that PyTorch knows by name: ``torch.ops.geonorm.sphere_step`` and ``sphere_step_cpp``.
 
-Compilers and exporters see one node, whatever runs inside: the analytic function or the Triton kernels. Schemas hold
-plain types only, so the retraction travels as its exponent p, a step size that is a number beside the tensor that may
-stand in its place, and what must be differentiated as three flags.
+Compilers and exporters see one node, whatever runs inside: the analytic function or the Triton kernels in the first,
+the C++ kernels in the second, which ``step_cpu.cpp`` defines and which gets its shapes and its autograd formula here
+once its library is loaded. Each has a backward, an operation as well. Schemas hold plain types only, so the retraction
+travels as its exponent p, a step size that is a number beside the tensor that may stand in its place, and what must be
+differentiated as three flags.
 """
 
 from __future__ import annotations
