@@ -79,6 +79,8 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
                 "gradient_checkpointing=true"
             ) from error
         except (dist.DistError, RuntimeError) as error:
+            if "can't allocate memory" in str(error):
+                raise UserError("out of main memory; take a smaller model, or raise `accumulation`") from error
             if config.parallel == "none" or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise
             reason = re.sub(r"^(\[[^]]*\] *)+", "", str(error).splitlines()[0])

@@ -127,15 +127,23 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
 def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from geonorm.models.load import quiet_transformers
+
     if not (folder / "config.json").is_file():
         raise UserError(f"`model.start` {folder} is not a folder with a saved model (no config.json)")
     _check_tokenizer(folder, corpus)
+    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the model in {folder}: {str(error).splitlines()[0]}") from error
+    model, found = loaded
+    if found["missing_keys"]:
+        raise UserError(
+            f"the model in {folder} lacks {len(found['missing_keys'])} weights that its config.json calls for, such as "
+            f"{sorted(found['missing_keys'])[0]}; save it again"
+        )
     chosen = config.model
     if not hasattr(model.config, "placement") and chosen.placement is None:
         raise UserError(f"the model in {folder} is a stock one; name its `model.placement`, such as pre")
