@@ -112,6 +112,15 @@ def test_a_model_that_main_memory_cannot_hold_is_one_line(corpus, tmp_path):
         run(tiny(corpus, "model.width=1e9"), tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "word", ["model.placement=geonrm", "model.options.decy=1", "model.heads=3", "model.start=nothere"]
+)
+def test_a_wrong_model_is_told_before_text_is_prepared(corpus, tmp_path, monkeypatch, word):
+    monkeypatch.setattr(running, "open_corpus", lambda config, say: pytest.fail("text was prepared"))
+    with pytest.raises(UserError):
+        run(tiny(corpus, f"model.{word}"), tmp_path / "run")
+
+
 def test_samples_leave_no_trace(corpus, tmp_path):
     config = tiny(corpus, "sampling.every=1", "sampling.tokens=3", "sampling.prompts=[Ada, Ben]")
     assert run(config, tmp_path / "with") == 0

@@ -26,6 +26,7 @@ from geonorm.training.ranks import OtherRankFailedError, Ranks, joined
 from geonorm.training.reporter import Reporter
 from geonorm.training.sampling import sample
 from geonorm.training.setup import (
+    check_model,
     corpus_identity,
     make_model,
     make_optimizer,
@@ -118,6 +119,7 @@ class _Run:
 
     def _train(self) -> int:
         config, ranks = self.config, self.ranks
+        check_model(config)
         self.corpus = open_corpus(config, self.say)
         data = open_data(config, self.corpus)
         self.model = make_model(config, self.corpus)

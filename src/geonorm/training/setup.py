@@ -13,6 +13,7 @@ import torch
 from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.errors import UserError
+from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.loop import Data
 from geonorm.training.optimizer import Optimizers, adamw, muon_with_adamw, parameter_groups
@@ -88,6 +89,20 @@ def open_data(config: RunConfig, corpus: Corpus) -> Data:
     return Data(windows, Windows(corpus.val, length=length).fixed(config.evaluation.windows), corpus.token_bytes)
 
 
+def check_model(config: RunConfig) -> None:
+    """Refuse what can be told without text, whose preparation may take hours.
+
+    Raises:
+        UserError: a shape, placement or option that does not fit, or no model to start from.
+    """
+    chosen = config.model
+    if chosen.start is None:
+        models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width)
+        create(chosen.placement or "geonorm", **chosen.options)
+    elif not (chosen.start / "config.json").is_file():
+        raise UserError(f"`model.start` {chosen.start} is not a folder with a saved model (no config.json)")
+
+
 def make_model(config: RunConfig, corpus: Corpus) -> Any:
     """Build the model on the CPU, in float32, the same on every rank.
 
@@ -129,8 +144,6 @@ def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
 
     from geonorm.models.load import quiet_transformers
 
-    if not (folder / "config.json").is_file():
-        raise UserError(f"`model.start` {folder} is not a folder with a saved model (no config.json)")
     _check_tokenizer(folder, corpus)
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     try:
