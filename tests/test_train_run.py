@@ -118,7 +118,7 @@ def test_a_model_that_main_memory_cannot_hold_is_one_line(corpus, tmp_path):
 def test_a_wrong_model_is_told_before_text_is_prepared(corpus, tmp_path, monkeypatch, word):
     monkeypatch.setattr(running, "open_corpus", lambda config, say: pytest.fail("text was prepared"))
     with pytest.raises(UserError):
-        run(tiny(corpus, f"model.{word}"), tmp_path / "run")
+        run(tiny(corpus, word), tmp_path / "run")
 
 
 def test_samples_leave_no_trace(corpus, tmp_path):
