@@ -96,6 +96,20 @@ def test_a_crafted_pickle_in_place_of_each_file_is_refused(corpus, straight, tmp
     assert (tmp_path / "ran").exists()
 
 
+def test_where_no_checkpoint_is_good_no_resume_starts_anew(corpus, straight, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    for path in (out / "checkpoints").iterdir():
+        (path / MANIFEST).write_text("{")
+    before = sorted(path.name for path in (out / "checkpoints").iterdir())
+    # A job script gives --resume again and again.
+    for _ in range(2):
+        with pytest.raises(UserError, match="none of the 2 checkpoints"):
+            run(tiny(corpus), out, resume=True)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == before
+    assert (out / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+
+
 def test_nothing_in_a_checkpoint_is_a_pickle(straight):
     for path in (straight / "checkpoints" / "step-30").iterdir():
         if path.suffix == ".safetensors":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from geonorm import UserError
@@ -34,7 +35,9 @@ def trained(corpus, tmp_path_factory):
 
 def test_the_export_has_the_weights_the_loss_and_the_tokenizer(corpus, trained, tmp_path, capsys):
     assert main(["export", str(trained), "--out", str(tmp_path / "model")]) == 0
-    assert "step 30 of " in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "step 30 of " in said.out
+    assert said.err == ""
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     saved = tensors(trained, 30)
     assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in model.named_parameters())
@@ -87,3 +90,13 @@ def test_mistakes(trained, tmp_path, monkeypatch, capsys, words, message):
     assert main(["export", *(str(trained) if word == "RUN" else word for word in words)]) == 2
     assert message in capsys.readouterr().err
     assert not Path("x").exists()
+
+
+def test_a_start_that_lacks_a_weight_is_refused(corpus, trained, tmp_path):
+    export(trained, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith("down_proj.weight"))
+    save_file({key: value for key, value in weights.items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"lacks 1 weights that its config.json calls for, such as {name}"):
+        run(tiny(corpus, f"model.start={tmp_path / 'model'}"), tmp_path / "run")

@@ -108,3 +108,9 @@ def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
     live = show(terminal=True)
     assert "\x1b" in live
     assert "the end [1/2]" in live
+
+
+def test_no_rate_is_told_when_a_stage_has_just_begun():
+    progress = Progress("encoding", 8, 200_000, 117_681, None)
+    assert progress.line(4e-6) == "encoding: 0 MB, 8 documents, 117,681 tokens"
+    assert progress.line(2.0).endswith("tokens, 58,840 tokens/s")

@@ -101,6 +101,26 @@ def test_which_losses_are_spikes():
     assert again == progress
 
 
+@pytest.mark.parametrize("prompts", ["[]", "['']", "[Ada, '']"])
+def test_samples_need_prompts(corpus, prompts):
+    with pytest.raises(UserError, match="prompts` is empty or holds an empty prompt"):
+        tiny(corpus, "sampling.every=1", f"sampling.prompts={prompts}")
+
+
+def test_a_model_that_main_memory_cannot_hold_is_one_line(corpus, tmp_path):
+    with pytest.raises(UserError, match=r"^out of main memory[^\n]*$"):
+        run(tiny(corpus, "model.width=1e9"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "word", ["model.placement=geonrm", "model.options.decy=1", "model.heads=3", "model.start=nothere"]
+)
+def test_a_wrong_model_is_told_before_text_is_prepared(corpus, tmp_path, monkeypatch, word):
+    monkeypatch.setattr(running, "open_corpus", lambda config, say: pytest.fail("text was prepared"))
+    with pytest.raises(UserError):
+        run(tiny(corpus, word), tmp_path / "run")
+
+
 def test_samples_leave_no_trace(corpus, tmp_path):
     config = tiny(corpus, "sampling.every=1", "sampling.tokens=3", "sampling.prompts=[Ada, Ben]")
     assert run(config, tmp_path / "with") == 0

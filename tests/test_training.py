@@ -31,6 +31,7 @@ from geonorm.training import (
     train,
 )
 from geonorm.training.evaluation import IGNORED, token_losses
+from geonorm.training.loop import _verdict
 from geonorm.training.schedule import wsd_factor
 from tolerances import worst
 
@@ -238,6 +239,32 @@ def test_a_run_no_better_than_guessing_has_diverged(corpus):
     outcome, _, _ = run(corpus, make_trial(steps=12, lr=50.0, options={"max_angle": None}))
     assert outcome.status == "diverged"
     assert outcome.message
+
+
+@pytest.mark.parametrize(
+    ("val_loss", "losses", "status"),
+    [
+        (5.60, [5.62, 5.61], "ok"),
+        (5.60, [5.62, 5.61] * 50, "diverged"),
+        (6.20, [5.62, 5.61], "diverged"),
+        (5.60, [5.62, 4.0, 5.61], "diverged"),
+        (5.60, [], "diverged"),
+        (math.inf, [5.62, 5.61], "diverged"),
+        (5.54, [5.62, 5.61] * 50, "ok"),
+    ],
+)
+def test_a_run_that_has_just_begun_may_be_no_better_than_guessing(val_loss, losses, status):
+    assert _verdict(val_loss, 256, losses)[0] == status
+
+
+def test_two_steps_of_a_new_model_have_not_diverged(corpus):
+    trial = make_trial(steps=2, lr=1e-6, warmup=0)
+    model = build_model(trial)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+    outcome, _, _ = run(corpus, trial, model)
+    assert outcome.evaluation.loss >= math.log(len(corpus.token_bytes))
+    assert outcome.status == "ok"
 
 
 @pytest.mark.parametrize("placement", available())

@@ -38,7 +38,8 @@ class Progress:
         words = [f"{self.stage}: {self.num_bytes / 1e6:,.0f}{of} MB", f"{self.num_documents:,} documents"]
         if self.num_tokens:
             words.append(f"{self.num_tokens:,} tokens")
-        if self.num_tokens and seconds > 0:
+        # A stage may begin with shards behind it, so its first moment tells no rate.
+        if self.num_tokens and seconds >= 1:
             words.append(f"{self.num_tokens / seconds:,.0f} tokens/s")
         return ", ".join(words)
 

@@ -107,7 +107,7 @@ class Checkpoints:
         Args:
             run: identity of the run; a checkpoint of another one is not used.
             say: is told about each that cannot be used.
-            set_aside: rename those, so that the run can save at their steps again.
+            set_aside: rename those, if there is a good one, so that the run can save at their steps again.
 
         Returns:
             None if there is none at all.
@@ -115,7 +115,7 @@ class Checkpoints:
         Raises:
             UserError: there are some, but none of them is good.
         """
-        steps = self.steps()
+        steps, bad = self.steps(), []
         for step in reversed(steps):
             path = self.path(step)
             try:
@@ -124,9 +124,11 @@ class Checkpoints:
                     raise UserError(f"{path} belongs to another run")
             except UserError as error:
                 say(f"not used: {error}")
-                if set_aside:
-                    self._set_aside(path)
+                bad.append(path)
                 continue
+            if set_aside:
+                for one in bad:
+                    self._set_aside(one)
             return found
         if steps:
             raise UserError(

@@ -176,8 +176,8 @@ class SamplingConfig:
         _check("sampling", self, "tokens")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"`sampling.temperature` must not be negative, got {self.temperature}")
-        if self.every and not all(self.prompts):
-            raise UserError("`sampling.prompts` holds an empty prompt; give at least one character each")
+        if self.every and not (self.prompts and all(self.prompts)):
+            raise UserError("`sampling.prompts` is empty or holds an empty prompt; give at least one character each")
 
 
 @dataclasses.dataclass(frozen=True)

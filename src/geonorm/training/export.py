@@ -40,7 +40,8 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    import geonorm.models  # noqa: F401  (registers its classes)
+    # This import registers the classes of our models as well.
+    from geonorm.models.load import quiet_transformers
 
     if not (run / places.RUN).is_file() or not (run / places.MODEL / "config.json").is_file():
         raise UserError(f"{run} is not the folder of a training run; name one that `geonorm train` made")
@@ -56,7 +57,7 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
     if missing:
         raise UserError(f"the checkpoint {found.path} has no {missing[0]}; it is of another model")
     checkpoints.load(found, parameters)
-    with _whole_folder(out) as partial:
+    with _whole_folder(out) as partial, quiet_transformers():
         model.save_pretrained(partial)
         _tokenizer(run / places.MODEL).save_pretrained(partial)
     say(f"step {found.step} of {run} is in {out}")

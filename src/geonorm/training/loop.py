@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,9 @@ from geonorm.training.settings import TrainSettings
 # So many skipped steps in a row will not mend themselves: the run has diverged.
 MAX_SKIPPED_IN_A_ROW = 10
 SPIKE_DEVIATIONS = 7.0
+# So few steps need not bring the loss below guessing, unless it rose by so many nats above its lowest.
+_FIRST_STEPS = 100
+_RISE = 0.5
 _EVAL_BATCH = 16
 _PROBE_WINDOWS = 4
 
@@ -156,7 +159,8 @@ class Loop:
                 return self._outcome("stopped", "", None)
         # A run that was resumed at its end has its row already.
         evaluation = evaluation or self._evaluate()
-        return self._outcome(*_verdict(evaluation.loss, len(self.data.token_bytes)), evaluation)
+        verdict = _verdict(evaluation.loss, len(self.data.token_bytes), progress.recent)
+        return self._outcome(*verdict, evaluation)
 
     def take_step(self, step: int) -> list[float] | None:
         """Take one step; returns the gradient norm of each block where it is due."""
@@ -251,10 +255,12 @@ def _due(step: int, every: int, steps: int) -> bool:
     return step == 1 or step % every == 0 or step == steps
 
 
-def _verdict(val_loss: float, vocab_size: int) -> tuple[str, str]:
+def _verdict(val_loss: float, vocab_size: int, losses: Sequence[float]) -> tuple[str, str]:
     chance = math.log(vocab_size)
     if not math.isfinite(val_loss):
         return "diverged", "the validation loss is not finite"
-    if val_loss >= chance:
+    # A new model starts a little above guessing, so a short run may end there although nothing went wrong.
+    just_begun = 0 < len(losses) < _FIRST_STEPS and val_loss <= min(losses) + _RISE
+    if val_loss >= chance and not just_begun:
         return "diverged", f"the validation loss {val_loss:.3f} is no better than guessing ({chance:.3f})"
     return "ok", ""

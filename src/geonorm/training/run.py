@@ -26,6 +26,7 @@ from geonorm.training.ranks import OtherRankFailedError, Ranks, joined
 from geonorm.training.reporter import Reporter
 from geonorm.training.sampling import sample
 from geonorm.training.setup import (
+    check_model,
     corpus_identity,
     make_model,
     make_optimizer,
@@ -79,6 +80,8 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
                 "gradient_checkpointing=true"
             ) from error
         except (dist.DistError, RuntimeError) as error:
+            if "can't allocate memory" in str(error):
+                raise UserError("out of main memory; take a smaller model, or raise `accumulation`") from error
             if config.parallel == "none" or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise
             reason = re.sub(r"^(\[[^]]*\] *)+", "", str(error).splitlines()[0])
@@ -116,6 +119,7 @@ class _Run:
 
     def _train(self) -> int:
         config, ranks = self.config, self.ranks
+        check_model(config)
         self.corpus = open_corpus(config, self.say)
         data = open_data(config, self.corpus)
         self.model = make_model(config, self.corpus)

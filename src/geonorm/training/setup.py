@@ -13,6 +13,7 @@ import torch
 from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.errors import UserError
+from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.loop import Data
 from geonorm.training.optimizer import Optimizers, adamw, muon_with_adamw, parameter_groups
@@ -88,6 +89,20 @@ def open_data(config: RunConfig, corpus: Corpus) -> Data:
     return Data(windows, Windows(corpus.val, length=length).fixed(config.evaluation.windows), corpus.token_bytes)
 
 
+def check_model(config: RunConfig) -> None:
+    """Refuse what can be told without text, whose preparation may take hours.
+
+    Raises:
+        UserError: a shape, placement or option that does not fit, or no model to start from.
+    """
+    chosen = config.model
+    if chosen.start is None:
+        models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width)
+        create(chosen.placement or "geonorm", **chosen.options)
+    elif not (chosen.start / "config.json").is_file():
+        raise UserError(f"`model.start` {chosen.start} is not a folder with a saved model (no config.json)")
+
+
 def make_model(config: RunConfig, corpus: Corpus) -> Any:
     """Build the model on the CPU, in float32, the same on every rank.
 
@@ -127,15 +142,21 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
 def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    if not (folder / "config.json").is_file():
-        raise UserError(f"`model.start` {folder} is not a folder with a saved model (no config.json)")
+    from geonorm.models.load import quiet_transformers
+
     _check_tokenizer(folder, corpus)
+    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the model in {folder}: {str(error).splitlines()[0]}") from error
+    model, found = loaded
+    if found["missing_keys"]:
+        raise UserError(
+            f"the model in {folder} lacks {len(found['missing_keys'])} weights that its config.json calls for, such as "
+            f"{sorted(found['missing_keys'])[0]}; save it again"
+        )
     chosen = config.model
     if not hasattr(model.config, "placement") and chosen.placement is None:
         raise UserError(f"the model in {folder} is a stock one; name its `model.placement`, such as pre")
