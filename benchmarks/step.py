@@ -61,8 +61,8 @@ class StepSettings(Settings):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
-        "shapes": ((1024, 256), (8192, 1024), (1024, 8192), (65536, 256)),
-        "compiled_shapes": ((8192, 1024), (65536, 256)),
+        "shapes": ((1024, 256), (8192, 768), (1024, 8192), (65536, 256)),
+        "compiled_shapes": ((8192, 768), (65536, 256)),
         "dtypes": ("float32", "bfloat16"),
         "rounds": 9,
     },
@@ -102,11 +102,12 @@ def contenders(device: str, compiled: bool) -> dict[str, tuple[str, Function]]:
     if compiled:
         chosen = which(torch.empty(1, 1, device=device))
         every[f"{chosen}, compiled"] = (STEP, torch.compile(lambda x, u, _: (step(x, u, chosen),), dynamic=False))
-        if chosen != "autograd":
-            every["autograd, compiled"] = (
-                STEP,
-                torch.compile(lambda x, u, _: (step(x, u, "autograd"),), dynamic=False),
-            )
+        for impl in ("autograd", "reference"):
+            if impl != chosen:
+                every[f"{impl}, compiled"] = (
+                    STEP,
+                    torch.compile(lambda x, u, _, impl=impl: (step(x, u, impl),), dynamic=False),
+                )
         every["torch, compiled"] = (NORM, torch.compile(torch_add_rms_norm, dynamic=False))
     return every
 
@@ -162,7 +163,8 @@ def check(
         outputs = function(x, u, weight)
         grads = torch.autograd.grad(outputs, (x, u), [g] * len(outputs))
     except (UserError, KeyError, torch.OutOfMemoryError) as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        said = f"knows no {x.dtype}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        return said.splitlines()[0][:200]
     rows = slice(0, CHECKED_ROWS)
     wide = [value.detach()[rows].double().requires_grad_() for value in (x, u)]
     exact = torch_add_rms_norm(*wide, weight.double()) if kind == NORM else (step(*wide, "reference"),)

@@ -218,7 +218,7 @@ def test_turns_alternate_and_end_when_the_time_is_over():
 
 def test_medians_quartiles_ratios():
     assert common.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == {"median": 3.0, "quartiles": [2.0, 4.0], "rounds": 5}
-    assert common.ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == {"median": 2.0, "quartiles": [2.0, 2.5], "rounds": 3}
+    assert common.ratio([2.0, 6.0, 9.0], [1.0, 2.0, 9.0]) == {"median": 2.0, "quartiles": [1.5, 2.5], "rounds": 3}
 
 
 def test_mistakes_are_one_line():
