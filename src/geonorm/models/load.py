@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
-from logging import CRITICAL
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,10 @@ def quiet_transformers() -> Iterator[None]:
     logging.disable_progress_bar()
     # Below even errors: transformers logs its report of a failed load as one, and raises as well.
     logging.set_verbosity(CRITICAL)
+    # The Hub's library warns of each new try before it raises.
+    hub = getLogger("huggingface_hub")
+    hub_level = hub.level
+    hub.setLevel(CRITICAL)
     if gguf_bar is not None:
         # This one bar does not ask the switch above.
         gguf_utils.tqdm = functools.partial(gguf_bar, disable=True)
@@ -98,6 +102,7 @@ def quiet_transformers() -> Iterator[None]:
         if gguf_bar is not None:
             gguf_utils.tqdm = gguf_bar
         logging.set_verbosity(verbosity)
+        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()
 

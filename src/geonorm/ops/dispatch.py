@@ -95,7 +95,7 @@ def sphere_step(
     ``cos(theta) x + (sin(theta)/t) w`` with ``theta = phi(t)`` set by the retraction, so ``|y| = |x|`` in every row.
 
     Args:
-        x: points, ``[..., d]``, floating point. A zero row stays zero and gets zero gradients.
+        x: points, ``[..., d]``, floating point. A zero row with a finite update stays zero and gets zero gradients.
         u: sub-layer outputs, the shape of x; may have another floating dtype (as under autocast).
         alpha: step size, a positive number, or a tensor with one element, which then gets a gradient. The value of a
             tensor is not checked, because reading it would stall a GPU.
