@@ -35,6 +35,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# glibc maps tensors above 32 MB anew at every allocation, and the page faults would hide what is measured.
+bench: export MALLOC_MMAP_THRESHOLD_ := 8589934592
+bench: export MALLOC_TRIM_THRESHOLD_ := 8589934592
 bench: $(STAMP)
 	@echo "benchmarks on one core, about eight minutes on an idle machine; on a GPU: python -m benchmarks.gpu"
 	$(BIN)/python -m benchmarks.memory
