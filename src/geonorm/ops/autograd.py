@@ -16,7 +16,12 @@ from geonorm import geometry
 
 
 class _Rows(NamedTuple):
-    """What forward and backward both need: rows in the arithmetic dtype and one number a row."""
+    """What forward and backward both need: rows in the arithmetic dtype and one number a row.
+
+    Attributes:
+        scale: what the rows were divided by, a power of two a row; None for 1.
+        wide: x and u in float64 and undivided, where sums over them are taken there; the numbers then are float64.
+    """
 
     x: Tensor
     v: Tensor
@@ -26,17 +31,29 @@ class _Rows(NamedTuple):
     v_square: Tensor
     empty: Tensor
     stored: bool = False
+    wide: tuple[Tensor, Tensor] | None = None
 
     def number(self, value: Tensor) -> Tensor:
         """One number a row, ready for use on every entry."""
-        # A view has to lie in memory: inductor would else repeat the formula of the number at every entry of the row.
-        # Contiguous strides worked out here, since dynamo cannot ask a gradient for its own while it traces a backward.
-        if not self.stored:
-            return value
-        strides = [1]
-        for size in reversed(value.shape[1:]):
-            strides.insert(0, strides[0] * size)
-        return value.contiguous().as_strided(value.shape, strides)
+        return _stored(value.to(self.x.dtype)) if self.stored else value
+
+    def products(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of a gradient's products with x and with v, ``[..., 1]``."""
+        if self.wide is None:
+            return (g * self.x).sum(-1, keepdim=True), (g * self.v).sum(-1, keepdim=True)
+        # Not with v, which is known only after the other sums: that would be one more pass.
+        assert self.scale is not None
+        g_x, g_u = ((g.double() * value).sum(-1, keepdim=True) / self.scale for value in self.wide)
+        return g_x, g_u - self.ratio * g_x
+
+
+def _stored(value: Tensor) -> Tensor:
+    """Put one number a row into memory; inductor would else repeat its formula at every entry of the row."""
+    # Contiguous strides worked out here, since dynamo cannot ask a gradient for its own while it traces a backward.
+    strides = [1]
+    for size in reversed(value.shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return value.contiguous().as_strided(value.shape, strides)
 
 
 def _rows(x: Tensor, u: Tensor) -> _Rows:
@@ -47,7 +64,7 @@ def _rows(x: Tensor, u: Tensor) -> _Rows:
         if _in_range(rows, dtype):
             return rows
     if on_cpu and compiling and x.dtype == u.dtype == torch.float32:
-        return _one_pass_rows(x.double(), u.double())
+        return _one_pass_rows(x, u)
     x, u = x.to(dtype), u.to(dtype)
     # The scale is a power of two, kept where its inverse is no subnormal number: the product is the quotient to the
     # last bit, and dividing every entry took half of the time of the compiled step.
@@ -59,17 +76,24 @@ def _rows(x: Tensor, u: Tensor) -> _Rows:
 def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
     """For a compiler on a CPU, which turns each reduction that needs another's result into a pass over memory.
 
-    x and u hold float32 numbers as float64: their products are exact and in range. So no row has to be scaled, and the
-    square of v may come from three sums of one pass; what cancels there is lost below float32. Narrower inputs do not
-    come here, because inductor does not vectorise their conversion to float64.
+    Products of float32 numbers are exact and in range in float64. So rows need not be scaled before their sums, and the
+    square of v may come from three sums of one pass; what cancels there is lost below float32. Entries stay float32, of
+    which a vector holds twice as many. Narrower inputs do not come here, because inductor does not vectorise their
+    conversion to float64.
     """
-    square, dot, u_square = ((a * b).sum(-1, keepdim=True) for a, b in ((x, x), (x, u), (u, u)))
+    wide = x.double(), u.double()
+    square, dot, u_square = ((wide[i] * wide[j]).sum(-1, keepdim=True) for i, j in ((0, 0), (0, 1), (1, 1)))
     empty = square == 0
-    inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
-    ratio = dot * inverse_square
-    v_square = torch.where(empty, 0.0, (u_square - dot * ratio).clamp_min(0.0))
-    rows = _Rows(x, x, None, ratio, inverse_square, v_square, empty, stored=True)
-    return rows._replace(v=torch.addcmul(u, rows.number(ratio), x, value=-1))
+    square = torch.where(empty, 1.0, square)
+    # Powers of two for rows so short or long that their inverse square leaves float32 in a number a row.
+    scale = torch.where(square < 2.0**-160, 2.0**-100, torch.where(square > 2.0**120, 2.0**60, 1.0)).to(square.dtype)
+    ratio = dot / square
+    v_square = torch.where(empty, 0.0, (u_square - dot * ratio).clamp_min(0.0)) / scale.square()
+    inverse_square = torch.where(empty, 0.0, scale.square() / square)
+    inverse = _stored((1 / scale).to(x.dtype))
+    x_scaled = x * inverse
+    rows = _Rows(x_scaled, x_scaled, scale, ratio, inverse_square, v_square, empty, stored=True, wide=wide)
+    return rows._replace(v=torch.addcmul(u * inverse, rows.number(ratio), x_scaled, value=-1))
 
 
 def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
@@ -112,7 +136,7 @@ def step_forward(
         cos, gain = resize * cos, resize * gain
     y = torch.addcmul(rows.x * rows.number(cos), rows.number(gain), rows.v)
     if rows.scale is not None and radius is None:
-        y = y * rows.scale
+        y = y * rows.number(rows.scale)
     return y.to(x.dtype)
 
 
@@ -135,8 +159,7 @@ def step_backward(
     cos_slope, sin_slope = geometry.step_factor_slopes(q, cos, sin_ratio, retraction, max_angle)
     cos = torch.where(rows.empty, 0.0, cos)
     sin_ratio = torch.where(rows.empty, 0.0, sin_ratio)
-    g_x = (g * rows.x).sum(-1, keepdim=True)
-    g_v = (g * rows.v).sum(-1, keepdim=True)
+    g_x, g_v = rows.products(g)
     resize = 1.0
     if radius is not None:
         resize = radius * rows.inverse_square.sqrt()
