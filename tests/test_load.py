@@ -89,8 +89,11 @@ def test_broken_gguf(tmp_path, monkeypatch):
     path.write_bytes(b"<html>not found</html>")
     refused(path, "cut.gguf is not a GGUF file")
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gguf" else find(name, *rest))
-    refused(tmp_path / "whole.gguf", r"needs the package gguf; run pip install 'geonorm\[gguf\]'")
+    for package in ("gguf", "accelerate"):  # transformers reads GGUF files with both
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *rest, gone=package: None if name == gone else find(name, *rest)
+        )
+        refused(tmp_path / "whole.gguf", rf"needs the package {package}; run pip install 'geonorm\[gguf\]'")
 
 
 def test_gguf_whose_tokenizer_loses_text_is_refused(tmp_path):

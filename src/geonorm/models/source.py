@@ -57,10 +57,11 @@ def check_gguf(path: Path) -> None:
     """Check that a GGUF file can be read: the package is there, the header and the last tensor are whole.
 
     Raises:
-        UserError: the package gguf is missing, or the file is broken or cut off.
+        UserError: a package that transformers needs for it is missing, or the file is broken or cut off.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"reading {path} needs the package gguf; run pip install 'geonorm[gguf]'")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"reading {path} needs the package {package}; run pip install 'geonorm[gguf]'")
     import gguf
 
     try:
