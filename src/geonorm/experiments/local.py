@@ -48,7 +48,7 @@ class Executor:
         Raises:
             UserError: a folder holds the finished result of another trial, which this would overwrite.
         """
-        raise NotImplementedError
+        raise AssertionError("an executor defines run")
 
     def environment(self) -> dict[str, Any]:
         """What the results should say of where the trials ran, beyond this machine."""
