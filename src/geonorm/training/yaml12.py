@@ -17,7 +17,7 @@ from yaml.constructor import ConstructorError
 from geonorm.errors import UserError
 
 
-class _Loader(yaml.SafeLoader):
+class _SafeLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2's core schema; no key twice, no aliases."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}  # type: ignore[misc]
@@ -44,20 +44,20 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _NUMBER),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", _NUMBER),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+    _SafeLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _construct_int(loader: _SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     return int(text, 0 if text[:2] in ("0o", "0x") else 10)
 
 
-def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+def _construct_float(loader: _SafeLoader, node: yaml.ScalarNode) -> float:
     return float(re.sub(r"\.(inf|nan)", r"\1", str(loader.construct_scalar(node)).lower()))
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+_SafeLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_SafeLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -71,7 +71,7 @@ def parse_yaml(text: str, where: str) -> Any:
         UserError: not YAML, a key given twice, or a tag that asks for an object.
     """
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
@@ -87,9 +87,9 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what YAML 1.1 or 1.2 would take for something else than text; lists on one line."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {  # type: ignore[misc]
-        first: [*_Loader.yaml_implicit_resolvers.get(first, []), *rules]
+        first: [*_SafeLoader.yaml_implicit_resolvers.get(first, []), *rules]
         for first, rules in {
-            **{key: [] for key in _Loader.yaml_implicit_resolvers},
+            **{key: [] for key in _SafeLoader.yaml_implicit_resolvers},
             **yaml.SafeDumper.yaml_implicit_resolvers,
         }.items()
     }
