@@ -75,7 +75,7 @@ def looped(windows: Windows) -> Callable[[int], None]:
     optimizer, schedule = make_optimizer(model, SETTINGS)
     progress = Progress.start(SETTINGS.steps)
     progress.recent.extend(7.0 + 0.01 * number % 1 for number in range(1000))
-    data = Data(windows, windows.fixed(16), np.ones(VOCABULARY, dtype=np.int64))
+    data = Data(windows, windows.gather(np.arange(16)), np.ones(VOCABULARY, dtype=np.int64))
     loop = Loop(Parallel(model, ranks), ranks, data, SETTINGS, optimizer, schedule, lambda row: None, progress)
     # The first step is measured layer by layer.
     return lambda number: loop.take_step(number + 2) and None

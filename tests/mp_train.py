@@ -61,7 +61,7 @@ def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str
 
     optimizer.step = step
     windows = Ragged(corpus.train, length=16, seed=0)
-    data = Data(windows, Windows(corpus.val, length=16).fixed(5), corpus.token_bytes)
+    data = Data(windows, corpus.held_out("val", 16, 5).ids, corpus.token_bytes)
     loop = Loop(parallel, ranks, data, SETTINGS, optimizer, schedule, rows.append, Progress.start(STEPS))
     outcome = loop.run()
     return {

@@ -61,7 +61,7 @@ def test_no_document_and_one_document():
 @given(st.text(alphabet="a \n", min_size=1), st.floats(0.01, 0.5))
 def test_a_cut_loses_nothing(text, fraction):
     try:
-        first, second = cut_document(text, fraction)
+        first, second = cut_document(text, (1 - fraction, fraction))
     except UserError:
         return
     assert first + second == text
@@ -70,7 +70,7 @@ def test_a_cut_loses_nothing(text, fraction):
 
 
 def test_cut_without_line_breaks_is_by_position():
-    assert cut_document("x" * 100, 0.25) == ("x" * 75, "x" * 25)
+    assert cut_document("x" * 100, (0.75, 0.25)) == ["x" * 75, "x" * 25]
 
 
 def test_sample_is_bounded_distinct_and_independent_of_order():

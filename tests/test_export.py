@@ -41,7 +41,7 @@ def test_the_export_has_the_weights_the_loss_and_the_tokenizer(corpus, trained, 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     saved = tensors(trained, 30)
     assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in model.named_parameters())
-    windows = Windows(corpus.val, length=40).fixed(6)
+    windows = corpus.held_out("val", 40, 6).ids
     again = evaluate(model, windows, corpus.token_bytes, batch=16, precision="fp32")
     assert again.loss == rows(trained, "eval")[-1]["val_loss"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -59,7 +59,7 @@ def run(corpus, trial: Trial, model=None):
     outcome = train(
         model,
         Windows(corpus.train, length=length, seed=seed),
-        Windows(corpus.val, length=length).fixed(trial.training.eval_windows),
+        corpus.held_out("val", length, trial.training.eval_windows).ids,
         corpus.token_bytes,
         trial.training,
         rows.append,
@@ -158,7 +158,7 @@ def test_ragged_labels_give_the_token_mean_however_a_step_is_split(corpus):
         for name, parameter in model.named_parameters():
             parameter.register_hook(functools.partial(add_gradient, gradients, name))
         windows = Ragged(corpus.train, length=16)
-        train(model, windows, Windows(corpus.val, length=16).fixed(2), corpus.token_bytes, trial.training, rows.append)
+        train(model, windows, corpus.held_out("val", 16, 2).ids, corpus.token_bytes, trial.training, rows.append)
         ends.append((next(row["loss"] for row in rows if row["kind"] == "train"), gradients))
     (loss, mine), (other, theirs) = ends
     assert loss == pytest.approx(other, rel=1e-6)
@@ -186,7 +186,7 @@ def test_evaluation_of_ragged_windows(corpus):
 
 def test_evaluation_does_not_depend_on_its_batch(corpus):
     model = build_model(make_trial())
-    windows = Windows(corpus.val, length=16).fixed(20)
+    windows = corpus.held_out("val", 16, 20).ids
     one, seven = (evaluate(model, windows, corpus.token_bytes, batch=n, precision="fp32") for n in (1, 7))
     assert one.loss == pytest.approx(seven.loss, rel=1e-6)
     assert one.window_losses == pytest.approx(seven.window_losses, rel=1e-5)
@@ -195,7 +195,7 @@ def test_evaluation_does_not_depend_on_its_batch(corpus):
 
 def test_bits_per_byte_counts_the_bytes_of_the_targets(corpus):
     model = build_model(make_trial())
-    windows = Windows(corpus.val, length=16).fixed(5)
+    windows = corpus.held_out("val", 16, 5).ids
     result = evaluate(model, windows, corpus.token_bytes, batch=5, precision="fp32")
     with torch.no_grad():
         nats = token_losses(model, torch.from_numpy(windows)).double().sum().item()
@@ -304,7 +304,7 @@ def test_learning_rate_is_stable_and_then_decays():
 
 def test_probe_measures_the_median_angle_of_each_step(corpus):
     model = build_model(make_trial())
-    ids = torch.from_numpy(Windows(corpus.val, length=16).fixed(3)[:, :-1])
+    ids = torch.from_numpy(corpus.held_out("val", 16, 3).ids[:, :-1])
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     connections = [connection for block in blocks(model) for connection in connections_of(block)]
     handles = [c.register_forward_hook(lambda _, args, out: seen.append((args[0], out))) for c in connections]
@@ -325,7 +325,7 @@ def connections_of(block) -> list[torch.nn.Module]:
 
 def test_gradient_norms_by_layer(corpus):
     model = build_model(make_trial())
-    ids = torch.from_numpy(Windows(corpus.val, length=16).fixed(3))
+    ids = torch.from_numpy(corpus.held_out("val", 16, 3).ids)
     token_losses(model, ids).mean().backward()
     expected = [
         math.sqrt(sum(p.grad.double().square().sum().item() for p in block.parameters())) for block in blocks(model)

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geonorm.data.assemble import Side, assemble, survey_shards
-from geonorm.data.corpus import TOKEN_BYTES, TOKEN_FILES, TOKENIZER
+from geonorm.data.corpus import GROUP_FILES, TOKEN_BYTES, TOKEN_FILES, TOKENIZER
+from geonorm.data.dedup import Deduplication
 from geonorm.data.encode import Encoder
 from geonorm.data.joined import unreadable_files
-from geonorm.data.packed import TokenWriter
+from geonorm.data.overlap import NGRAM, overlap
+from geonorm.data.packed import TokenFile, TokenWriter
 from geonorm.data.parallel import spread
 from geonorm.data.progress import Progress
 from geonorm.data.shards import NO_TOKEN, ShardEncoder, ShardFacts, finished, group
 from geonorm.data.sources import Source
-from geonorm.data.split import TRAIN, VAL, Sample, Split, Survey, cut_document, sample_documents
+from geonorm.data.split import TRAIN, Sample, Split, Survey, sample_documents
 from geonorm.data.tokenizer import EOS, load_tokenizer, plain_copy, token_byte_lengths, train_tokenizer
 from geonorm.errors import UserError
 from geonorm.storage import write_json
@@ -61,6 +63,7 @@ class Build:
         self.description: dict[str, Any] = {}
         self.num_shards = self.num_kept = 0
         self.skipped: Counter[str] = Counter()
+        self.deduplication = Deduplication(settings["dedup"])
         source.folder = work / _STREAM
 
     def run(self, given: tuple[Tokenizer, str] | None) -> None:
@@ -89,20 +92,21 @@ class Build:
         if not survey.num_documents:
             raise self._no_text()
 
-        split = survey.split(self.settings["val_fraction"])
+        split = self._split(survey)
         tokenizer = load_tokenizer(self.work / TOKENIZER)
         encoder = Encoder(tokenizer, eos)
         notes = []
-        if split.cut_fraction is None:
+        if not split.cut:
             sides = assemble(self.work / _SHARDS, shards, split, encoder, self.final)
         else:
-            sides = self._cut(split.cut_fraction, tokenizer, eos)
+            sides = self._cut(split, tokenizer, eos)
             if survey.num_documents > 1:
                 self.skipped["repeat of the only document"] = survey.num_documents - 1
             notes.append(
-                f"The corpus is one document; about its last {split.cut_fraction:.4g} is validation,"
-                " cut at the nearest line break."
+                f"The corpus is one document; about its last {sum(split.cut.values()):.4g} is held out, the validation"
+                " side before the test side, cut at the nearest line breaks."
             )
+        files = {side: TokenFile(self.final / name) for side, name in TOKEN_FILES.items()}
         lengths = token_byte_lengths(tokenizer)
         np.save(self.final / TOKEN_BYTES, lengths, allow_pickle=False)
         shutil.copyfile(self.work / TOKENIZER, self.final / TOKENIZER)
@@ -110,9 +114,12 @@ class Build:
         text_tokens = sum(side.num_tokens - side.num_documents for side in sides.values())
         self.description = {
             "sources": self.source.names,
-            "num_documents": {name: side.num_documents for name, side in sides.items()},
-            "num_bytes": {name: side.num_bytes for name, side in sides.items()},
-            "num_tokens": {name: side.num_tokens for name, side in sides.items()},
+            **{
+                count: {name: getattr(side, count) for name, side in sides.items()}
+                for count in ("num_documents", "num_groups", "num_bytes", "num_tokens")
+            },
+            "largest_share": {name: sides[name].largest_share for name in GROUP_FILES},
+            "overlap": {"ngram": NGRAM, **{name: overlap(files[TRAIN], files[name]) for name in GROUP_FILES}},
             "skipped": dict(sorted(self.skipped.items())),
             "bytes_per_token": num_bytes / text_tokens,
             "vocab_size": len(lengths),
@@ -140,7 +147,7 @@ class Build:
         if not survey.num_documents:
             self.skipped = skipped
             raise self._no_text()
-        split = survey.split(self.settings["val_fraction"])
+        split = self._split(survey)
         texts = self._train_side(sample, split)
         megabytes = sum(map(len, texts)) / 1e6
         self.say(
@@ -154,8 +161,8 @@ class Build:
 
     def _train_side(self, sample: Sample, split: Split) -> list[str]:
         texts = sample.texts()
-        if split.cut_fraction is not None:
-            return [cut_document(texts[0], split.cut_fraction)[0]]
+        if split.cut:
+            return [split.parts(texts[0])[0][1]]
         mine = [text for text in texts if split.side(text) == TRAIN]
         if sample.complete or sum(len(text.encode("utf-8")) for text in mine) >= TOKENIZER_SAMPLE_BYTES:
             return sample_documents(mine, TOKENIZER_SAMPLE_BYTES)
@@ -189,20 +196,26 @@ class Build:
             self.skipped[NO_TOKEN] = left_out
         return [shards[number] for number in sorted(shards)]
 
-    def _cut(self, fraction: float, tokenizer: Tokenizer, eos: str) -> dict[str, Side]:
+    def _split(self, survey: Survey) -> Split:
+        names = ("val_fraction", "test_fraction", "min_documents", "max_share")
+        return survey.split(**{name: self.settings[name] for name in names})
+
+    def _cut(self, split: Split, tokenizer: Tokenizer, eos: str) -> dict[str, Side]:
         with contextlib.closing(self._usable(Counter())) as documents:
-            parts = dict(zip((TRAIN, VAL), cut_document(next(documents), fraction), strict=True))
+            parts = split.parts(next(documents))
         sides = {}
-        for side, text in parts.items():
+        for side, text in parts:
             with TokenWriter(self.final / TOKEN_FILES[side], tokenizer, eos) as writer:
                 writer.add(text)
-            sides[side] = Side(writer.num_documents, writer.num_bytes, writer.num_tokens)
+            sides[side] = Side(1, writer.num_bytes, writer.num_tokens, 1, 1.0)
+            if side in GROUP_FILES:
+                np.save(self.final / GROUP_FILES[side], np.zeros(1, dtype=np.int32), allow_pickle=False)
         return sides
 
     def _usable(self, skipped: Counter[str]) -> Generator[str, None, None]:
         limit, taken = self.settings["max_documents"], 0
         with contextlib.closing(self.source.documents(skipped)) as documents:
-            for text in documents:
+            for text in self.deduplication.distinct(documents, skipped):
                 if not text.strip():
                     skipped["blank document"] += 1
                     continue

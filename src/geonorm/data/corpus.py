@@ -1,4 +1,4 @@
-"""A prepared corpus: a folder with two token files, the tokenizer and a description."""
+"""A prepared corpus: a folder with three token files, the tokenizer and a description."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 
 from geonorm.data.packed import TokenFile
 from geonorm.data.tokenizer import load_tokenizer
+from geonorm.data.windows import HeldOutWindows, spread_windows
 from geonorm.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DESCRIPTION, TOKENIZER, TOKEN_BYTES = "description.json", "tokenizer.json", "token_bytes.npy"
-TOKEN_FILES = {"train": "train.tokens", "val": "val.tokens"}
+TOKEN_FILES = {"train": "train.tokens", "val": "val.tokens", "test": "test.tokens"}
+GROUP_FILES = {"val": "val.groups.npy", "test": "test.groups.npy"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,11 @@ class Corpus:
 
     Attributes:
         path: the folder that holds it.
-        description: JSON-able facts: ``sources``, ``num_documents``, ``num_bytes`` and ``num_tokens`` (each with
-            ``train`` and ``val``), ``skipped`` (number by reason), ``bytes_per_token``, ``vocab_size``,
+        description: JSON-able facts: ``sources``, ``num_documents``, ``num_groups``, ``num_bytes`` and ``num_tokens``
+            (each with ``train``, ``val`` and ``test``; copies of one document are one group where none are named),
+            ``largest_share`` (``val`` and ``test``: the largest group's share of the tokens), ``overlap`` (``ngram``,
+            and for ``val`` and ``test`` the share of tokens that lie in an n-gram of the training side),
+            ``skipped`` (number by reason), ``bytes_per_token``, ``vocab_size``,
             ``fingerprint`` (SHA-256 of the documents), ``tokenizer`` (where it is from), ``eos`` (its end-of-text
             token), ``settings``, ``notes`` and ``key`` (digest of content and settings).
         build: set where `prepare` has just made it, None where it was opened.
@@ -76,7 +81,11 @@ class Corpus:
         except ValueError:
             raise UserError(f"{folder / DESCRIPTION} is damaged; delete {folder} and prepare the data again") from None
         corpus = cls(folder, description)
-        for needed in (corpus.tokenizer_path, folder / TOKEN_BYTES):
+        if "overlap" not in description:
+            raise UserError(
+                f"{folder} was prepared by an earlier version, without a test side; delete it and prepare again"
+            )
+        for needed in (corpus.tokenizer_path, folder / TOKEN_BYTES, *(folder / name for name in GROUP_FILES.values())):
             if not needed.is_file():
                 raise UserError(f"{needed} is missing; delete {folder} and prepare the data again")
         # Opening checks sizes, so that damage shows here and not in the middle of a run.
@@ -91,8 +100,27 @@ class Corpus:
 
     @functools.cached_property
     def val(self) -> TokenFile:
-        """Tokens held out; no document is on both sides."""
+        """Tokens held out to choose on: learning rates, options, when to stop. No document is on two sides."""
         return TokenFile(self.path / TOKEN_FILES["val"])
+
+    @functools.cached_property
+    def test(self) -> TokenFile:
+        """Tokens held out to report on, which no choice has seen."""
+        return TokenFile(self.path / TOKEN_FILES["test"])
+
+    def held_out(self, side: str, length: int, count: int) -> HeldOutWindows:
+        """At most ``count`` windows of a held-out side, spread over its groups; see `spread_windows`.
+
+        Args:
+            side: ``"val"`` or ``"test"``.
+            length: tokens per window, the target shift not counted.
+            count: number of windows, at least 1.
+
+        Raises:
+            UserError: the side holds less than one window.
+        """
+        groups = np.load(self.path / GROUP_FILES[side], allow_pickle=False)
+        return spread_windows(getattr(self, side), groups, length, count)
 
     @property
     def tokenizer_path(self) -> Path:

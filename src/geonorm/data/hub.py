@@ -36,7 +36,7 @@ class HubSource:
         folder: where to keep what was read; to be set before `documents` is called.
     """
 
-    def __init__(self, given: str | os.PathLike[str], text_column: str = "text") -> None:
+    def __init__(self, given: str | os.PathLike[str], text_column: str = "text", group_by: str | None = None) -> None:
         """Take the name apart.
 
         Raises:
@@ -49,6 +49,7 @@ class HubSource:
         self.name, self.config = match["name"], match["config"]
         self.split = match["split"] or "train"
         self.column = match["column"] or text_column
+        self.group_by = group_by
         self.folder: Path | None = None
         self._revision = ""
 
@@ -56,7 +57,8 @@ class HubSource:
     def names(self) -> list[str]:
         """The name in its full form."""
         config = f":{self.config}" if self.config else ""
-        return [f"{PREFIX}{self.name}{config}@{self.split}#{self.column}"]
+        group = "" if self.group_by is None else f" by {self.group_by}"
+        return [f"{PREFIX}{self.name}{config}@{self.split}#{self.column}{group}"]
 
     def fingerprint(self) -> str:
         """SHA-256 over name and revision; for a local folder over names, sizes and times of its files.
@@ -94,7 +96,7 @@ class HubSource:
             yield from self._stream(kept, number, last, skipped)
 
     def _stream(self, kept: spool.Spool, number: int, last: spool.Part, skipped: Counter[str]) -> Iterator[str]:
-        columns = Columns(self.names[0], self.column, Counter())
+        columns = Columns(self.names[0], self.column, Counter(), self.group_by)
         texts: list[str] = []
         size, num_rows = 0, last.num_rows
 
@@ -152,10 +154,12 @@ class HubSource:
             self._revision = str(builder.hash)
             names = rows.column_names
             if names is not None:
-                if self.column not in names:
-                    known = ", ".join(sorted(names))
-                    raise UserError(f"{self.names[0]} has no column `{self.column}`; its columns are: {known}")
-                rows = rows.select_columns([self.column])
+                wanted = [self.column] if self.group_by is None else [self.column, self.group_by]
+                for column in wanted:
+                    if column not in names:
+                        known = ", ".join(sorted(names))
+                        raise UserError(f"{self.names[0]} has no column `{column}`; its columns are: {known}")
+                rows = rows.select_columns(wanted)
             if state is not None:
                 rows.load_state_dict(state)
             yield rows

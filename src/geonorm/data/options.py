@@ -3,13 +3,17 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 _Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all documents)")]
 _Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
 _Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: train a BPE)")]
+_Group = Annotated[str | None, tyro.conf.arg(metavar="COLUMN", help_behavior_hint="(default: each document)")]
+_Dedup = Annotated[
+    Literal["exact", "near"] | None, tyro.conf.arg(metavar="exact|near", help_behavior_hint="(default: keep all)")
+]
 _Eos = Annotated[str | None, tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(default: what the tokenizer says)")]
 _Out = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: a folder in the cache)")]
 _Sources = Annotated[
@@ -39,7 +43,17 @@ class PrepareConfig:
     vocab_size: int = 2048
     """Size of the BPE trained on the text if no tokenizer is given; 257 means bytes"""
     val_fraction: float = 0.05
-    """Share of the text held out, whole documents"""
+    """Share of the text held out to choose on, whole documents"""
+    test_fraction: float = 0.05
+    """Share of the text held out to report on, whole documents"""
+    min_documents: int = 8
+    """Fewest documents or groups of a held-out side; with 1, a corpus of one document is cut"""
+    max_share: float = 0.25
+    """Largest share of a held-out side that one document or group may have"""
+    group_by: _Group = None
+    """Field or column that names a group (author, repository, site), which is never on two sides"""
+    dedup: _Dedup = None
+    """Leave out copies (exact: blanks and case make no difference) or near-duplicates as well (near)"""
     text_column: str = "text"
     """Field of JSON and column of Parquet that holds the text"""
     max_documents: _Count = None

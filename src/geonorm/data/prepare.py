@@ -16,7 +16,7 @@ from geonorm.data.build import Build
 from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus
 from geonorm.data.joined import open_sources
 from geonorm.data.progress import PlainProgress, Progress
-from geonorm.data.split import TRAIN, VAL
+from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.tokenizer import check_vocab_size
 from geonorm.errors import UserError, check_count, check_positive
 from geonorm.storage import write_json
@@ -24,10 +24,12 @@ from geonorm.storage import write_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_VAL_FRACTION = 0.5
+MAX_HELD_OUT_FRACTION = 0.5
+MIN_DOCUMENTS = 8
+MAX_SHARE = 0.25
 
 # Part of the key: raise it when the same content and settings would give other files.
-_FORMAT = 2
+_FORMAT = 3
 _WORK, _WORK_KEY, _LOCK = ".building", "key.json", ".lock"
 
 Report = Callable[[str], None]
@@ -46,6 +48,11 @@ def prepare(
     eos: str | None = None,
     workers: int = 1,
     skip_unreadable: bool = False,
+    test_fraction: float = 0.05,
+    min_documents: int = MIN_DOCUMENTS,
+    max_share: float = MAX_SHARE,
+    group_by: str | None = None,
+    dedup: str | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Corpus:
@@ -61,8 +68,16 @@ def prepare(
             embedded corpus.
         vocab_size: wanted vocabulary of the byte-level BPE that is trained on at most 20 MB of the train side, at
             least 257; a small corpus may yield fewer ids. Unused if ``tokenizer`` is given.
-        val_fraction: wanted share of validation bytes, above 0 and at most 0.5. Documents are never cut, so the
-            share is near to it rather than equal; a corpus of one document is cut at a line break.
+        val_fraction: wanted share of the bytes for the validation side, on which to choose, above 0. Documents are
+            never cut, so the share is near to it rather than equal.
+        test_fraction: the same for the test side, which is reported; both together at most 0.5.
+        min_documents: fewest documents (or groups) of a held-out side. With 1, a corpus of one document is cut at line
+            breaks.
+        max_share: largest share of a held-out side that one document (or group) may have.
+        group_by: column of JSON, Parquet and Hub records that names a group, such as an author or a repository;
+            a group is never on two sides.
+        dedup: ``"exact"`` leaves out copies that differ in blanks and case at most, ``"near"`` also what
+            `geonorm.data.near.NearDuplicates` finds; memory then grows with the number of documents.
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
@@ -80,8 +95,17 @@ def prepare(
     """
     check_vocab_size(vocab_size)
     val_fraction = check_positive("val_fraction", val_fraction)
-    if val_fraction > MAX_VAL_FRACTION:
-        raise UserError(f"`val_fraction` must be at most {MAX_VAL_FRACTION}, got {val_fraction}")
+    test_fraction = check_positive("test_fraction", test_fraction)
+    if val_fraction + test_fraction > MAX_HELD_OUT_FRACTION:
+        raise UserError(
+            f"`val_fraction` and `test_fraction` must be at most {MAX_HELD_OUT_FRACTION} together, got {val_fraction}"
+            f" and {test_fraction}"
+        )
+    check_count("min_documents", min_documents)
+    if check_positive("max_share", max_share) > 1:
+        raise UserError(f"`max_share` must be at most 1, got {max_share}")
+    if dedup not in (None, "exact", "near"):
+        raise UserError(f"`dedup` must be 'exact' or 'near', got {dedup!r}")
     if max_documents is not None:
         check_count("max_documents", max_documents)
     check_count("workers", workers)
@@ -99,9 +123,17 @@ def prepare(
         say(f"{ready} is prepared: its own vocabulary and split are used")
         return _summarized(corpus, say)
 
-    source = open_sources(paths, text_column, skip_unreadable)
+    source = open_sources(paths, text_column, skip_unreadable, group_by)
     given = None
-    settings: dict[str, Any] = {"val_fraction": val_fraction, "max_documents": max_documents}
+    settings: dict[str, Any] = {
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+        "min_documents": min_documents,
+        "max_share": max_share,
+        "group_by": group_by,
+        "dedup": dedup,
+        "max_documents": max_documents,
+    }
     if tokenizer is None:
         settings |= {"vocab_size": vocab_size, "tokenizer": None}
     else:
@@ -223,14 +255,24 @@ def _summarized(corpus: Corpus, say: Report) -> Corpus:
     facts = corpus.description
     documents, size = facts["num_documents"], sum(facts["num_bytes"].values()) / 1e6
     skipped = ", ".join(f"{count:,} x {reason}" for reason, count in facts["skipped"].items()) or "nothing"
-    say(f"{documents[TRAIN]:,} train and {documents[VAL]:,} validation documents, {size:,.1f} MB; skipped: {skipped}")
+    say(
+        f"{documents[TRAIN]:,} train, {documents[VAL]:,} validation and {documents[TEST]:,} test documents,"
+        f" {size:,.1f} MB; skipped: {skipped}"
+    )
+    share, repeated, groups = facts["largest_share"], facts["overlap"], facts["num_groups"]
+    say(
+        f"held out: {groups[VAL]:,} and {groups[TEST]:,} distinct documents or groups, the largest {share[VAL]:.1%} and"
+        f" {share[TEST]:.1%} of its side; {repeated[VAL]:.1%} and {repeated[TEST]:.1%} of the tokens lie in a run of"
+        f" {repeated['ngram']} that is in the training text too"
+    )
     for note in facts["notes"]:
         say(note)
     if (build := corpus.build) is not None:
         kept = f", {build.num_kept_shards} of {build.num_shards} shards kept from before" * bool(build.num_kept_shards)
         say(f"{build.seconds:.1f} s, {build.tokens_per_second:,.0f} tokens/s, workers: {build.workers}{kept}")
     say(
-        f"{facts['num_tokens'][TRAIN]:,} train and {facts['num_tokens'][VAL]:,} validation tokens,"
+        f"{facts['num_tokens'][TRAIN]:,} train, {facts['num_tokens'][VAL]:,} validation and"
+        f" {facts['num_tokens'][TEST]:,} test tokens,"
         f" vocabulary {facts['vocab_size']}, {facts['bytes_per_token']:.2f} bytes per token, in {corpus.path}"
     )
     return corpus

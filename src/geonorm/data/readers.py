@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from geonorm.data.document import Document
 from geonorm.errors import UserError
 
 COMPRESSIONS = {".xz": "xz", ".gz": "gzip", ".zst": "zstd"}
@@ -48,7 +49,7 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
         yield row["text"].removeprefix("\ufeff")
 
 
-def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+def read_jsonl(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
     """Yield the text column of a file with one JSON object per line.
 
     Lines are read as text and parsed one by one, because a reader that infers a schema turns strings that look
@@ -58,11 +59,12 @@ def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
         path: plain or compressed file.
         column: name of the text column; records where it is null or absent are skipped and counted.
         skipped: counter of skipped items by reason.
+        group_by: column that names the group of a record.
 
     Raises:
         UserError: a line that is not a JSON object, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped)
+    columns = Columns(path, column, skipped, group_by)
     rows = _rows("text", [path], sample_by="line", encoding="utf-8-sig")
     for number, row in enumerate(rows, start=1):
         line = row["text"].removeprefix("\ufeff") if number == 1 else row["text"]
@@ -78,36 +80,38 @@ def read_jsonl(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
     columns.finish()
 
 
-def read_json(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+def read_json(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
     """Yield the text column of a JSON file: a list of objects, one object, or one object per line.
 
     Args:
         path: plain or compressed file; a list is read into memory as a whole.
         column: name of the text column; records where it is null or absent are skipped and counted.
         skipped: counter of skipped items by reason.
+        group_by: column that names the group of a record.
 
     Raises:
         UserError: invalid JSON, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped)
+    columns = Columns(path, column, skipped, group_by)
     rows = _rows("json", [path], parse_agent_traces=False)
     for number, row in enumerate(rows, start=1):
         yield from columns.take(row, f"{path}, record {number}")
     columns.finish()
 
 
-def read_parquet(path: Path, column: str, skipped: Counter[str]) -> Iterator[str]:
+def read_parquet(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
     """Yield the text column of a Parquet file; no other column is read.
 
     Args:
         path: the file.
         column: name of the text column; null rows are skipped and counted.
         skipped: counter of skipped items by reason.
+        group_by: column that names the group of a record.
 
     Raises:
         UserError: a damaged file, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped)
+    columns = Columns(path, column, skipped, group_by)
     try:
         import pyarrow.parquet
 
@@ -116,16 +120,18 @@ def read_parquet(path: Path, column: str, skipped: Counter[str]) -> Iterator[str
         message = f"cannot read {path} as Parquet: {one_line(error)}; repair or remove it"
         raise UnreadableFile(path, message) from error
     columns.require()
-    for number, row in enumerate(_rows("parquet", [path], columns=[column]), start=1):
+    for number, row in enumerate(
+        _rows("parquet", [path], columns=[column] if group_by is None else [column, group_by]), start=1
+    ):
         yield from columns.take(row, f"{path}, row {number}")
 
 
 class Columns:
     """Takes the text out of records and remembers which columns there were, for the error message."""
 
-    def __init__(self, source: Path | str, column: str, skipped: Counter[str]) -> None:
+    def __init__(self, source: Path | str, column: str, skipped: Counter[str], group_by: str | None = None) -> None:
         """Start; ``source`` is the file, or the name of what is no file."""
-        self.source, self.column, self.skipped = source, column, skipped
+        self.source, self.column, self.skipped, self.group_by = source, column, skipped, group_by
         self.names: set[str] = set()
         self.records = 0
 
@@ -148,7 +154,7 @@ class Columns:
             fault = lone_surrogate(text)
             if fault is not None:
                 raise self._error(f"{where}: {fault}; repair or remove that record")
-            yield text
+            yield text if self.group_by is None else Document(text, self._group(record, where))
         else:
             raise self._error(
                 f"{where}: `{self.column}` is of type {type(text).__name__}, not a string;"
@@ -157,14 +163,23 @@ class Columns:
 
     def require(self) -> None:
         """Raise a `UserError` if no record had the column."""
-        if self.column not in self.names:
-            known = ", ".join(sorted(self.names))
-            raise UserError(f"{self.source} has no column `{self.column}`; its columns are: {known}")
+        for column in (self.column, self.group_by):
+            if column is not None and column not in self.names:
+                known = ", ".join(sorted(self.names))
+                raise UserError(f"{self.source} has no column `{column}`; its columns are: {known}")
 
     def finish(self) -> None:
         """Check the column once all records were taken."""
         if self.records:
             self.require()
+
+    def _group(self, record: dict[str, Any], where: str) -> str:
+        group = record.get(str(self.group_by))
+        if isinstance(group, (str, int)) and str(group).strip():
+            return str(group)
+        raise self._error(
+            f"{where}: `{self.group_by}` must name the group of the record, a word or a whole number, got {group!r}"
+        )
 
     def _error(self, message: str) -> UserError:
         return UnreadableFile(self.source, message) if isinstance(self.source, Path) else UserError(message)

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from geonorm.data.encode import Encoder
-from geonorm.data.split import document_digest
+from geonorm.data.split import document_digest, side_key
 from geonorm.data.tokenizer import load_tokenizer, token_byte_lengths
 from geonorm.storage import write_json
 
 SHARD_CHARACTERS = 8_000_000
 NO_TOKEN = "document that does not encode"
 
-# One row a document: SHA-256 of its UTF-8 bytes, its size, the ids it became (0 where it was left out).
-INDEX = np.dtype([("digest", "u1", 32), ("num_bytes", "<i8"), ("num_tokens", "<i8")])
+# One row a document: SHA-256 of its UTF-8 bytes, what decides its side, its size, the ids it became (0 where left out).
+INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), ("num_bytes", "<i8"), ("num_tokens", "<i8")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,7 @@ class ShardEncoder:
             for row, (text, ids) in enumerate(zip(texts, self.encoder.encode(texts), strict=True)):
                 data = text.encode("utf-8")
                 index[row]["digest"] = np.frombuffer(hashlib.sha256(data).digest(), dtype=np.uint8)
+                index[row]["key"] = side_key(text)
                 index[row]["num_bytes"] = len(data)
                 if ids is None:
                     counts["skipped"] += 1
@@ -141,7 +142,7 @@ def _path(folder: Path, number: int, suffix: str) -> Path:
 def _version() -> str:
     import tokenizers
 
-    return f"1 tokenizers {tokenizers.__version__}"
+    return f"2 tokenizers {tokenizers.__version__}"
 
 
 def _input(digests: Iterable[bytes]) -> str:

@@ -70,6 +70,7 @@ class FileSource:
         paths: Sequence[str | os.PathLike[str]],
         text_column: str = "text",
         skip_unreadable: bool = False,
+        group_by: str | None = None,
     ) -> None:
         """Find the files.
 
@@ -78,14 +79,15 @@ class FileSource:
                 not matter. What a pattern finds is treated like what is found in a folder.
             text_column: the column of JSON and Parquet files that holds the text.
             skip_unreadable: leave a file at the first fault in it and go on with the next one, instead of raising.
+            group_by: column of JSON and Parquet files that names a record's group.
 
         Raises:
             UserError: no paths, a path that does not exist, a pattern that matches nothing, a suffix that is not
-                supported, no file at all, a folder that cannot be listed.
+                supported, no file at all, a folder that cannot be listed, groups asked of a text file.
         """
         if not paths:
             raise UserError("no data paths given; name at least one file or folder")
-        self.text_column, self.skip_unreadable = text_column, skip_unreadable
+        self.text_column, self.skip_unreadable, self.group_by = text_column, skip_unreadable, group_by
         self.unreadable: dict[Path, str] = {}
         self.folder: Path | None = None
         self._unsupported: set[Path] = set()
@@ -103,6 +105,8 @@ class FileSource:
             else:
                 raise UserError(f"no such file or folder: {path}; check the path (relative to {Path.cwd()})")
         self.files = sorted(found.items(), key=lambda item: item[0].as_posix())
+        if group_by is not None and (text := next((path for path, kind in self.files if kind == "text"), None)):
+            raise UserError(f"{text} has no column {group_by!r} to group by; put texts and groups into a .jsonl file")
 
     @property
     def names(self) -> list[str]:
@@ -115,7 +119,7 @@ class FileSource:
         Raises:
             UserError: a file that cannot be read, or a ``.zst`` file that ends too early.
         """
-        whole = hashlib.sha256(f"{self.text_column}{' skip' * self.skip_unreadable}".encode())
+        whole = hashlib.sha256(self._how().encode())
         for path, kind in self.files:
             try:
                 stamp, digest = _stamp(path), file_digest(path)
@@ -128,6 +132,10 @@ class FileSource:
                 self._closed.add(path)
             whole.update(f"\n{path.name}\n{kind}\n{digest}".encode())
         return whole.hexdigest()
+
+    def _how(self) -> str:
+        group = "" if self.group_by is None else f" by {self.group_by}"
+        return f"{self.text_column}{' skip' * self.skip_unreadable}{group}"
 
     def check_unchanged(self) -> None:
         """Raise a `UserError` if a file has another size or time than when `fingerprint` read it."""
@@ -183,7 +191,7 @@ class FileSource:
         if kind == "text":
             return readers.read_text(paths)
         read = {"jsonl": readers.read_jsonl, "json": readers.read_json, "parquet": readers.read_parquet}[kind]
-        return read(paths[0], self.text_column, skipped)
+        return read(paths[0], self.text_column, skipped, self.group_by)
 
     def _give_up(self, error: readers.UnreadableFile) -> str:
         if not self.skip_unreadable:

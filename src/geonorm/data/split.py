@@ -1,23 +1,27 @@
-"""Train and validation by document: a content hash decides the side, so that duplicates never straddle it."""
+"""Train, validation and test by document: a hash of the content or of the group decides, so that neither straddles."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import heapq
+import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
 
+from geonorm.data.document import group_of
 from geonorm.errors import UserError
 
-TRAIN, VAL = "train", "val"
+TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 
 _BUCKET_BITS = 16
 _HASH_BITS = 64
 # An interval of hashes this near to the wanted number of bytes is near enough; the first such one is taken, so
 # that the side of a document seldom changes when documents are added.
 _TOLERANCE = 0.1
+# Ends that are tried for one beginning of an interval, where it first held the wanted number of bytes.
+_MOST_ENDS = 200
 
 
 def document_digest(text: str) -> bytes:
@@ -25,8 +29,24 @@ def document_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8")).digest()
 
 
-def _side_hash(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "big")
+def normalized(text: str) -> str:
+    """The text as duplicates are told: compatibility characters, case and blanks make no difference."""
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+
+
+def text_key(text: str) -> int:
+    """64 bits of a hash of the normalised text: the same for copies of a document."""
+    return _hash64(normalized(text))
+
+
+def side_key(text: str) -> int:
+    """64 bits that decide the side of a document: a hash of its group, or `text_key` if it has none."""
+    group = group_of(text)
+    return text_key(text) if group is None else _hash64(f"group\0{group}")
+
+
+def _hash64(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
 class Survey:
@@ -45,16 +65,16 @@ class Survey:
 
     def add(self, text: str) -> None:
         """Count one document."""
-        self.add_digest(document_digest(text), len(text) if text.isascii() else len(text.encode("utf-8")))
+        size = len(text) if text.isascii() else len(text.encode("utf-8"))
+        self.add_digest(document_digest(text), side_key(text), size)
 
-    def add_digest(self, digest: bytes, size: int) -> None:
-        """Count one document of ``size`` bytes by its `document_digest`."""
-        value = _side_hash(digest)
+    def add_digest(self, digest: bytes, key: int, size: int) -> None:
+        """Count one document of ``size`` bytes by its `document_digest` and its `side_key`."""
         self.num_documents += 1
         self.num_bytes += size
-        self.smallest = value if self.smallest is None else min(value, self.smallest)
-        self.largest = value if self.largest is None else max(value, self.largest)
-        self._histogram[value >> (_HASH_BITS - _BUCKET_BITS)] += size
+        self.smallest = key if self.smallest is None else min(key, self.smallest)
+        self.largest = key if self.largest is None else max(key, self.largest)
+        self._histogram[key >> (_HASH_BITS - _BUCKET_BITS)] += size
         self._fingerprint.update(digest)
 
     @property
@@ -62,40 +82,88 @@ class Survey:
         """SHA-256 over the digests of all documents in their order, as 64 hex digits."""
         return self._fingerprint.hexdigest()
 
-    def split(self, val_fraction: float) -> Split:
-        """Choose an interval of hashes that holds about ``val_fraction`` of the bytes, both sides non-empty.
+    def split(
+        self, val_fraction: float, test_fraction: float = 0.0, *, min_documents: int = 1, max_share: float = 1.0
+    ) -> Split:
+        """Choose intervals of hashes for the held-out sides.
+
+        Documents with one key (copies, or a group) count as one. Those whose hashes share their first 16 bits count as
+        one too, which makes both limits a little stricter than they say.
 
         Args:
             val_fraction: wanted share of validation bytes, above 0 and at most 0.5.
+            test_fraction: wanted share of test bytes; 0 for no such side.
+            min_documents: fewest documents of a held-out side. With 1, a corpus of one document is cut.
+            max_share: largest share of a held-out side's bytes that one document may have.
 
         Raises:
-            UserError: there is no document.
+            UserError: there is no document, or no interval keeps to the limits.
         """
         if self.smallest is None or self.largest is None:
             raise UserError("no document with text was found; give files that have text in them")
-        if self.smallest == self.largest:
-            return Split(0, 0, cut_fraction=val_fraction)
+        if self.smallest == self.largest and min_documents <= 1:
+            return Split({}, {VAL: val_fraction, TEST: test_fraction} if test_fraction else {VAL: val_fraction})
         used = np.flatnonzero(self._histogram)
-        if len(used) == 1:
-            return Split(self.smallest, self.smallest + 1)
-        # ends[j] = bytes in the first j used buckets; an interval is used[i:j] with i < j, never all of them.
-        ends = np.concatenate([[0], np.cumsum(self._histogram[used])])
-        target = val_fraction * self.num_bytes
-        best: tuple[float, int, int] | None = None
-        for i in range(len(used)):
-            right = int(np.searchsorted(ends, ends[i] + target))
-            for j in (right - 1, right):
-                if not i < j <= len(used) or j - i == len(used):
-                    continue
-                error = abs(float(ends[j] - ends[i]) - target)
-                if best is None or error < best[0]:
-                    best = (error, i, j)
-            if best is not None and best[0] <= _TOLERANCE * target:
-                break
-        assert best is not None, "two used buckets always leave one to each side"
-        _, i, j = best
+        sizes = self._histogram[used]
+        free = [(0, len(used))]
+        chosen: dict[str, tuple[int, int]] = {}
+        for side, fraction in ((VAL, val_fraction), (TEST, test_fraction)):
+            if not fraction:
+                continue
+            target = fraction * self.num_bytes
+            places = [
+                place
+                for low, high in reversed(free)
+                # The train side needs a document as well.
+                if (place := _interval(sizes, low, high, len(used) - 1, target, min_documents, max_share))
+            ]
+            if not places:
+                raise self._no_split(side, fraction, sizes, min_documents, max_share)
+            first, last = places[0]
+            chosen[side] = first, last
+            free = [(0, first), (last, len(used))]
+        if sum(last - first for first, last in chosen.values()) == len(used):
+            raise self._no_split(TRAIN, 1 - val_fraction - test_fraction, sizes, min_documents, max_share)
         shift = _HASH_BITS - _BUCKET_BITS
-        return Split(int(used[i]) << shift, (int(used[j - 1]) + 1) << shift)
+        return Split({s: (int(used[i]) << shift, (int(used[j - 1]) + 1) << shift) for s, (i, j) in chosen.items()})
+
+    def _no_split(
+        self, side: str, fraction: float, sizes: np.ndarray, min_documents: int, max_share: float
+    ) -> UserError:
+        if len(sizes) == 1:
+            return UserError(
+                "the corpus is one document (or group), so nothing can be held out that is not of it; give more "
+                "documents, or min_documents 1 to cut its end off"
+            )
+        name = {TRAIN: "train", VAL: "validation", TEST: "test"}[side]
+        return UserError(
+            f"no {fraction:.0%} of this text for the {name} side has at least {min_documents} documents (or groups) of "
+            f"which none is more than {max_share:.0%} of it: there are {len(sizes)}, the largest is "
+            f"{sizes.max() / self.num_bytes:.1%} of the text; hold out more (val_fraction, test_fraction), lower "
+            "min_documents, raise max_share, or give more documents"
+        )
+
+
+def _interval(
+    sizes: np.ndarray, low: int, high: int, most: int, target: float, min_documents: int, max_share: float
+) -> tuple[int, int] | None:
+    """The first stretch of ``sizes[low:high]`` that is near to ``target`` and keeps to the limits, else the nearest."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    best: tuple[float, int, int] | None = None
+    for first in range(low, high):
+        start = max(first + min_documents, int(np.searchsorted(ends, ends[first] + target)) - 1, first + 1)
+        for last in range(start, min(high, first + most, start + _MOST_ENDS) + 1):
+            total = int(ends[last] - ends[first])
+            if total > 2 * target and last > start + 1 and min_documents > 1:
+                break
+            error = abs(total - target)
+            if best is not None and total > target and error >= best[0]:
+                break
+            if sizes[first:last].max() <= max_share * total and (best is None or error < best[0]):
+                best = error, first, last
+        if best is not None and best[0] <= _TOLERANCE * target:
+            break
+    return None if best is None else best[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,56 +171,68 @@ class Split:
     """The rule that sends a document to its side.
 
     Attributes:
-        low: a document whose 64-bit hash is at least this and below ``high`` is for validation.
-        high: see ``low``.
-        cut_fraction: set when the corpus is one document: the share at its end that is for validation.
+        intervals: by held-out side, the interval ``[low, high)`` of 64-bit keys whose documents it holds.
+        cut: set when the corpus is one document: the share at its end that each held-out side gets, in this order.
     """
 
-    low: int
-    high: int
-    cut_fraction: float | None = None
+    intervals: dict[str, tuple[int, int]]
+    cut: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def side(self, text: str) -> str:
-        """``"train"`` or ``"val"`` for a document, by its content alone."""
-        return self.side_of(document_digest(text))
+        """``"train"``, ``"val"`` or ``"test"`` for a document, by its group or its content alone."""
+        return self.side_of(side_key(text))
 
-    def side_of(self, digest: bytes) -> str:
-        """`side` of the document with this `document_digest`."""
-        return VAL if self.low <= _side_hash(digest) < self.high else TRAIN
+    def side_of(self, key: int) -> str:
+        """`side` of the documents with this `side_key`."""
+        return next((side for side, (low, high) in self.intervals.items() if low <= key < high), TRAIN)
 
     def parts(self, text: str) -> list[tuple[str, str]]:
-        """The document as ``(side, text)``: one pair, or two where the only document is cut.
+        """The document as ``(side, text)``: one pair, or one a side where the only document is cut.
 
         Raises:
             UserError: the only document is too short to be cut.
         """
-        if self.cut_fraction is None:
+        if not self.cut:
             return [(self.side(text), text)]
-        return list(zip((TRAIN, VAL), cut_document(text, self.cut_fraction), strict=True))
+        shares = [1 - sum(self.cut.values()), *self.cut.values()]
+        return list(zip((TRAIN, *self.cut), cut_document(text, shares), strict=True))
 
 
-def cut_document(text: str, val_fraction: float) -> tuple[str, str]:
-    """Cut one document in two after a line break, or between characters where no line break serves.
+def cut_document(text: str, shares: Iterable[float]) -> list[str]:
+    """Cut one document after line breaks, or between characters where no line break serves.
 
     Args:
         text: the document.
-        val_fraction: wanted share of characters in the second part.
+        shares: wanted share of characters of each piece, one in sum.
 
     Returns:
-        Two texts that give ``text`` when joined; neither is blank.
+        Pieces that give ``text`` when joined; none is blank.
 
     Raises:
-        UserError: no cut leaves text on both sides.
+        UserError: no cut leaves text in every piece.
     """
-    wanted = round(len(text) * (1 - val_fraction))
+    shares = list(shares)
+    pieces, rest, left = [], text, 1.0
+    for share in shares[:-1]:
+        piece, rest = _cut_in_two(rest, share / left, text, len(shares))
+        pieces.append(piece)
+        left -= share
+    return [*pieces, rest]
+
+
+def _cut_in_two(text: str, share: float, whole: str, num_pieces: int) -> tuple[str, str]:
+    wanted = round(len(text) * share)
     before, after = text.rfind("\n", 0, wanted) + 1, text.find("\n", wanted) + 1
     places = sorted((place for place in (before, after) if place), key=lambda place: abs(place - wanted))
+    # A line break far off would give a side too much: a text of one line is cut between characters.
+    places = [place for place in places if abs(place - wanted) <= len(whole) / 20] or [wanted]
     for place in [*places, wanted]:
         first, second = text[:place], text[place:]
         if first.strip() and second.strip():
             return first, second
     raise UserError(
-        f"the corpus is one document of {len(text)} characters, too short to split; give at least 2 distinct documents"
+        f"the corpus is one document of {len(whole)} characters, too short to split; give at least {num_pieces} "
+        "distinct documents"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from geonorm.data.document import Document, group_of
 from geonorm.storage import write_json
 
 PART_CHARACTERS = 8_000_000
@@ -52,7 +53,7 @@ class Spool:
         """Keep a part; it is there once its JSON file is."""
         import zstandard
 
-        lines = "\n".join(json.dumps(text) for text in part.texts)
+        lines = "\n".join(json.dumps([text, group_of(text)] if group_of(text) else text) for text in part.texts)
         data = zstandard.ZstdCompressor(level=3).compress(lines.encode("utf-8"))
         beside = self._path(number, "json")
         beside.unlink(missing_ok=True)
@@ -73,9 +74,13 @@ class Spool:
             if hashlib.sha256(data).hexdigest() != facts.pop("sha256"):
                 return None
             lines = zstandard.ZstdDecompressor().decompress(data).decode("utf-8")
-            return Part(texts=[json.loads(line) for line in lines.split("\n") if line], **facts)
+            return Part(texts=[_text(json.loads(line)) for line in lines.split("\n") if line], **facts)
         except (OSError, ValueError, KeyError, TypeError, zstandard.ZstdError):
             return None
 
     def _path(self, number: int, suffix: str) -> Path:
         return self.folder / f"{number:06d}.{suffix}"
+
+
+def _text(found: str | list[str]) -> str:
+    return found if isinstance(found, str) else Document(*found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from geonorm.data.packed import TokenFile
@@ -60,7 +62,7 @@ class Windows:
         for epoch in np.unique(epochs):
             rows = epochs == epoch
             chosen[rows] = self._permutation(int(epoch))[places[rows]]
-        return self._gather(chosen)
+        return self.gather(chosen)
 
     def fixed(self, count: int) -> np.ndarray:
         """Evenly spaced windows for evaluation; the same for every seed.
@@ -72,9 +74,10 @@ class Windows:
             int64 array ``[min(count, num_windows), length + 1]``.
         """
         count = min(check_count("count", count), self.num_windows)
-        return self._gather(np.arange(count, dtype=np.int64) * self.num_windows // count)
+        return self.gather(np.arange(count, dtype=np.int64) * self.num_windows // count)
 
-    def _gather(self, windows: np.ndarray) -> np.ndarray:
+    def gather(self, windows: np.ndarray) -> np.ndarray:
+        """Windows by number in the order of the text, int64 ``[len(windows), length + 1]``."""
         index = windows[:, None] * self.length + np.arange(self.length + 1)
         return self.token_file.tokens[index].astype(np.int64)
 
@@ -84,3 +87,56 @@ class Windows:
             bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
             self._epoch = epoch, np.argsort(bits.random_raw(self.num_windows), kind="stable")
         return self._epoch[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutWindows:
+    """Windows for evaluation, in the order of the text.
+
+    Attributes:
+        ids: int64 ``[num_windows, length + 1]``.
+        groups: int64 ``[num_windows]``, the document or group that each window begins in.
+    """
+
+    ids: np.ndarray
+    groups: np.ndarray
+
+
+def spread_windows(token_file: TokenFile, groups: np.ndarray, length: int, count: int) -> HeldOutWindows:
+    """Choose windows so that every group gives as many as any other, as far as it has them.
+
+    Candidates are those of `Windows`. A group that has fewer than its share gives all, and the rest is shared among the
+    others; within a group the windows are evenly spaced.
+
+    Args:
+        token_file: a held-out side.
+        groups: ``[num_documents]``, the group of each of its documents.
+        length: tokens per window, the target shift not counted.
+        count: number of windows, at least 1; fewer are returned if there are not as many.
+
+    Raises:
+        UserError: the file holds less than one window.
+    """
+    windows = Windows(token_file, length)
+    starts = np.arange(windows.num_windows, dtype=np.int64) * windows.length
+    ends = np.flatnonzero(np.asarray(token_file.tokens) == int(token_file.metadata["eos_id"]))
+    group = groups.astype(np.int64)[np.minimum(np.searchsorted(ends, starts), len(groups) - 1)]
+    names, first, sizes = np.unique(group, return_index=True, return_counts=True)
+    taken = _shares(sizes, first, check_count("count", count))
+    chosen = [
+        np.flatnonzero(group == name)[np.arange(number, dtype=np.int64) * size // number]
+        for name, size, number in zip(names, sizes, taken, strict=True)
+        if number
+    ]
+    places = np.sort(np.concatenate(chosen))
+    return HeldOutWindows(windows.gather(places), group[places])
+
+
+def _shares(sizes: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
+    """How many of its windows each group gives: the same number, or all it has; who comes first gives what is left."""
+    level = int(np.searchsorted([np.minimum(sizes, level + 1).sum() for level in range(sizes.max())], count, "right"))
+    taken = np.minimum(sizes, level)
+    more = np.argsort(order)
+    more = more[sizes[more] > level][: max(0, count - int(taken.sum()))]
+    taken[more] += 1
+    return taken

@@ -49,7 +49,7 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         if config.vocab_size is not None:
             raise UserError(f"the vocabulary of {corpus.path} is {corpus.vocab_size}; leave `vocab_size` out")
         plan = dataclasses.replace(plan, vocab_size=corpus.vocab_size)
-    for part in (corpus.train, corpus.val):
+    for part in (corpus.train, corpus.val, corpus.test):
         Windows(part, length=plan.training.length)
     with _claimed(config.out, {**plan.resolved(), "corpus_fingerprint": corpus.description["fingerprint"]}):
         return _Comparison(plan, corpus, console).run()

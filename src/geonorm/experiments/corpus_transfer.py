@@ -110,7 +110,7 @@ def _receive(offer: CorpusOffer, final: Path, fetch: Callable[[Any], bytes]) -> 
                 file.flush()
                 os.fsync(file.fileno())
         corpus = Corpus.load(partial)
-        whole = all(sha256_of(side.path) == side.metadata["sha256"] for side in (corpus.train, corpus.val))
+        whole = all(sha256_of(side.path) == side.metadata["sha256"] for side in (corpus.train, corpus.val, corpus.test))
         if corpus_key(partial) != offer.key or not whole:
             raise UserError(f"the corpus arrived damaged in {final.parent}; run the command again with --resume")
         partial.rename(final)

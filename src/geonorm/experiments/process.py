@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from geonorm.experiments.trials import LOG, METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial, read_result
+from geonorm.experiments.trials import LOG, METRICS, RESULT, SPEC, TEST_WINDOWS, Trial, read_result
 from geonorm.storage import write_json
 
 WATCH_FLAG = "--end-with-parent"
@@ -126,7 +126,7 @@ def last_words(log: str) -> str:
 def clear_folder(folder: Path, trial: Trial) -> None:
     """Make the trial's folder ready for a run from its beginning: nothing of an earlier one is left."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (RESULT, METRICS, WINDOW_LOSSES, LOG):
+    for name in (RESULT, METRICS, TEST_WINDOWS, LOG):
         (folder / name).unlink(missing_ok=True)
     write_json(folder / SPEC, trial.to_json())
 

@@ -17,10 +17,10 @@ from typing import Any
 import geonorm
 from geonorm.experiments.corpus_transfer import CorpusOffer, find_corpus
 from geonorm.experiments.process import Resources, start_process
-from geonorm.experiments.trials import LOG, METRICS, RESULT, WINDOW_LOSSES, Trial
+from geonorm.experiments.trials import LOG, METRICS, RESULT, TEST_WINDOWS, Trial
 
 _POLL_SECONDS = 0.25
-_OUTPUTS = (METRICS, WINDOW_LOSSES, LOG, RESULT)
+_OUTPUTS = (METRICS, TEST_WINDOWS, LOG, RESULT)
 
 
 def run_remotely(

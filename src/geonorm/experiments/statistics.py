@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from geonorm.experiments.trials import WINDOW_LOSSES
+from geonorm.experiments.trials import TEST_WINDOWS
 
 REFERENCE = "pre"
 _LEVEL = 0.95
@@ -139,6 +139,6 @@ def _difference(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any
 
 def _window_losses(folder: Path) -> np.ndarray | None:
     try:
-        return np.array(json.loads((folder / WINDOW_LOSSES).read_text(encoding="utf-8")))
+        return np.array(json.loads((folder / TEST_WINDOWS).read_text(encoding="utf-8"))["loss"])
     except (OSError, json.JSONDecodeError):
         return None

@@ -15,7 +15,7 @@ from geonorm.training import TrainSettings
 RESULT = "result.json"
 SPEC = "trial.json"
 METRICS = "metrics.jsonl"
-WINDOW_LOSSES = "window_losses.json"
+TEST_WINDOWS = "test_windows.json"
 LOG = "log.txt"
 
 
@@ -63,6 +63,8 @@ class Trial:
             "lr": self.training.lr,
             "val_loss": None,
             "val_bits_per_byte": None,
+            "test_loss": None,
+            "test_bits_per_byte": None,
             "train_loss": None,
             "num_parameters": None,
             "tokens": 0,

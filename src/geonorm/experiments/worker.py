@@ -19,7 +19,7 @@ from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
 from geonorm.experiments.environment import code_version
 from geonorm.experiments.process import WATCH_FLAG, end_with_parent
-from geonorm.experiments.trials import METRICS, RESULT, SPEC, WINDOW_LOSSES, Trial
+from geonorm.experiments.trials import METRICS, RESULT, SPEC, TEST_WINDOWS, Trial
 from geonorm.storage import write_json
 from geonorm.training.loop import Data, Loop, Outcome
 from geonorm.training.metrics import MetricsFile
@@ -58,7 +58,7 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
     trial = Trial.from_json(json.loads((folder / SPEC).read_text(encoding="utf-8")))
     corpus = Corpus.load(corpus_folder)
     settings = trial.training
-    eval_windows = Windows(corpus.val, length=settings.length, seed=0).fixed(settings.eval_windows)
+    val, test = (corpus.held_out(side, settings.length, settings.eval_windows) for side in ("val", "test"))
     windows = Windows(corpus.train, length=settings.length, seed=settings.seed)
     with joined(parallel, device) as ranks:
         # Drawn on the CPU, so that every device starts from the same weights.
@@ -70,7 +70,7 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         optimizer, schedule = make_optimizer(model, settings)
         metrics = MetricsFile(folder / METRICS) if ranks.is_main else None
         emit = metrics.write if metrics else lambda row: None
-        data = Data(windows, eval_windows, corpus.token_bytes)
+        data = Data(windows, val.ids, corpus.token_bytes, test.ids)
         try:
             outcome = Loop(ways, ranks, data, settings, optimizer, schedule, emit).run()
         finally:
@@ -78,18 +78,21 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
                 metrics.close()
         if not ranks.is_main:
             return
-        if outcome.evaluation is not None:
-            write_json(folder / WINDOW_LOSSES, outcome.evaluation.window_losses.tolist())
+        if outcome.test is not None:
+            by_window = {"loss": outcome.test.window_losses.tolist(), "document": test.groups.tolist()}
+            write_json(folder / TEST_WINDOWS, by_window)
         write_json(folder / RESULT, _result(trial, outcome, num_parameters, ranks.device))
 
 
 def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: torch.device) -> dict[str, Any]:
-    evaluation = outcome.evaluation
+    evaluation, test = outcome.evaluation, outcome.test
     return trial.result(
         outcome.status,
         outcome.message,
         val_loss=evaluation.loss if evaluation else None,
         val_bits_per_byte=evaluation.bits_per_byte if evaluation else None,
+        test_loss=test.loss if test else None,
+        test_bits_per_byte=test.bits_per_byte if test else None,
         train_loss=outcome.train_loss,
         num_parameters=num_parameters,
         tokens=outcome.tokens,

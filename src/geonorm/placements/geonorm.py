@@ -26,8 +26,8 @@ class GeoNorm(Placement):
         decay: how steps shrink with depth, see :func:`geonorm.schedules.step_sizes`.
         per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
         retraction: ``"exponential"``, ``"projection"``, ``"cayley"`` or a positive number p.
-        max_angle: upper limit of the angle that one step travels, in radians, or None. The default, pi/4, keeps a
-            large update from wrapping around the sphere; it does not make every learning rate safe.
+        max_angle: upper limit of the angle that one step travels, in radians; None, as in every formula of the paper,
+            for no limit. A row at the limit learns no length. A public re-implementation clamps to pi/4.
         learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
         normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
         alphas: the step size of every sub-layer, attention of layer 1 first, two a layer; in place of alpha, decay and
@@ -40,7 +40,7 @@ class GeoNorm(Placement):
     decay: str = "harmonic"
     per: Literal["layer", "sublayer"] = "layer"
     retraction: str | float = "exponential"
-    max_angle: float | None = math.pi / 4
+    max_angle: float | None = None
     learnable: bool = False
     normalize_update: bool = False
     alphas: tuple[float, ...] | None = None

@@ -64,7 +64,9 @@ class DataConfig:
         sources: what ``geonorm prepare`` takes: files, folders, patterns, ``hf://`` datasets; or one prepared folder.
             None for text that is on every machine.
         corpus: folder of a prepared corpus; excludes ``sources``.
-        vocab_size: size of the tokenizer trained on ``sources``; val_fraction: share of validation bytes.
+        vocab_size: size of the tokenizer trained on ``sources``.
+        val_fraction, test_fraction, min_documents, max_share, group_by, dedup: how text is held out, see
+            `geonorm.data.prepare`.
         text_column: column of JSON and Parquet files that holds the text.
         length: tokens a window.
     """
@@ -73,12 +75,20 @@ class DataConfig:
     corpus: Path | None = None
     vocab_size: int = 2048
     val_fraction: float = 0.05
+    test_fraction: float = 0.05
+    min_documents: int = 8
+    max_share: float = 0.25
+    group_by: str | None = None
+    dedup: Literal["exact", "near"] | None = None
     text_column: str = "text"
     length: int = 128
 
     def __post_init__(self) -> None:
-        _check("data", self, "vocab_size", "length")
-        check_positive("data.val_fraction", self.val_fraction)
+        _check("data", self, "vocab_size", "length", "min_documents")
+        for name in ("val_fraction", "test_fraction", "max_share"):
+            check_positive(f"data.{name}", getattr(self, name))
+        if self.dedup is not None:
+            _check_known("data.dedup", self.dedup, ("exact", "near"))
         if self.sources and self.corpus is not None:
             raise UserError("`data.sources` and `data.corpus` are both given; keep one")
 

@@ -59,6 +59,7 @@ class Outcome:
         tokens: tokens trained on.
         seconds: wall time of training steps alone, without evaluation and measurements.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
+        test: on the test side after the last step, where there is one.
     """
 
     status: str
@@ -68,6 +69,7 @@ class Outcome:
     tokens: int
     seconds: float
     skipped: int
+    test: Evaluation | None = None
 
 
 @dataclasses.dataclass
@@ -76,13 +78,15 @@ class Data:
 
     Attributes:
         windows: training windows; step k uses windows ``k * batch`` to ``(k + 1) * batch - 1`` of their order.
-        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids.
+        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids, of the validation side.
         token_bytes: bytes that each token id stands for.
+        test_windows: the same of the test side, looked at once, after the last step; None for no such look.
     """
 
     windows: Windows
     eval_windows: np.ndarray
     token_bytes: np.ndarray
+    test_windows: np.ndarray | None = None
 
 
 def train(
@@ -152,15 +156,16 @@ class Loop:
                 self.emit({"kind": "layers", "step": progress.step, "grad_norm": measured, "angle": angles})
             evaluation = None
             if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
-                evaluation = self._evaluate()
+                evaluation = self._evaluate(self.data.eval_windows)
                 row = {"val_loss": evaluation.loss, "val_bits_per_byte": evaluation.bits_per_byte}
                 self.emit({"kind": "eval", "step": progress.step, "tokens": self._tokens(), **row})
             if self.after_step() and progress.step < settings.steps:
                 return self._outcome("stopped", "", None)
         # A run that was resumed at its end has its row already.
-        evaluation = evaluation or self._evaluate()
+        evaluation = evaluation or self._evaluate(self.data.eval_windows)
         verdict = _verdict(evaluation.loss, len(self.data.token_bytes), progress.recent)
-        return self._outcome(*verdict, evaluation)
+        test = None if self.data.test_windows is None else self._evaluate(self.data.test_windows)
+        return dataclasses.replace(self._outcome(*verdict, evaluation), test=test)
 
     def take_step(self, step: int) -> list[float] | None:
         """Take one step; returns the gradient norm of each block where it is due."""
@@ -224,12 +229,11 @@ class Loop:
     def _all(self, count: int) -> int:
         return int(self.ranks.sum(torch.tensor(count, device=self.ranks.device)).item())
 
-    def _evaluate(self) -> Evaluation:
-        data = self.data
+    def _evaluate(self, windows: np.ndarray) -> Evaluation:
         return evaluate(
             self.model,
-            data.eval_windows,
-            data.token_bytes,
+            windows,
+            self.data.token_bytes,
             batch=_EVAL_BATCH,
             precision=self.settings.precision,
             ranks=self.ranks,

@@ -22,6 +22,7 @@ from geonorm.training.schedule import Schedule, lr_factor, wsd_factor
 from geonorm.training.settings import TrainSettings
 
 TOKENIZER = "tokenizer.json"
+_SPLIT = ("val_fraction", "test_fraction", "min_documents", "max_share", "group_by", "dedup")
 
 
 def settings_of(config: RunConfig, ranks: Ranks) -> TrainSettings:
@@ -67,7 +68,7 @@ def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
     return prepare(
         list(data.sources) or None,
         vocab_size=data.vocab_size,
-        val_fraction=data.val_fraction,
+        **{name: getattr(data, name) for name in _SPLIT},
         text_column=data.text_column,
         report=say,
     )
@@ -75,7 +76,7 @@ def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
 
 def corpus_identity(corpus: Corpus) -> str:
     """What makes two corpora the same to a run: their tokens."""
-    return "-".join(str(part.metadata["sha256"]) for part in (corpus.train, corpus.val))
+    return "-".join(str(part.metadata["sha256"]) for part in (corpus.train, corpus.val, corpus.test))
 
 
 def open_data(config: RunConfig, corpus: Corpus) -> Data:
@@ -86,7 +87,8 @@ def open_data(config: RunConfig, corpus: Corpus) -> Data:
     """
     length = config.data.length
     windows = Windows(corpus.train, length=length, seed=config.seed)
-    return Data(windows, Windows(corpus.val, length=length).fixed(config.evaluation.windows), corpus.token_bytes)
+    val, test = (corpus.held_out(side, length, config.evaluation.windows) for side in ("val", "test"))
+    return Data(windows, val.ids, corpus.token_bytes, test.ids)
 
 
 def check_model(config: RunConfig) -> None:
