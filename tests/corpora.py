@@ -7,6 +7,9 @@ from pathlib import Path
 
 from geonorm.data import Corpus, prepare
 
+# For a handful of documents; what the limits do is tested apart.
+FEW = {"min_documents": 1, "max_share": 1.0}
+
 
 def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
     """Write ``count`` text files of simple sentences and return their folder."""
@@ -22,4 +25,4 @@ def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
 def small_corpus(folder: Path, count: int = 40) -> Corpus:
     """Prepare the documents as bytes, in a cache inside ``folder``."""
     documents = write_documents(folder / "documents", count)
-    return prepare([documents], vocab_size=257, val_fraction=0.2, cache_dir=folder / "cache")
+    return prepare([documents], vocab_size=257, val_fraction=0.2, test_fraction=0.2, cache_dir=folder / "cache", **FEW)

@@ -12,7 +12,7 @@ from geonorm.data import hub, prepare, spool
 from geonorm.data.hub import HubSource
 from geonorm.errors import UserError
 
-OPTIONS = {"vocab_size": 257, "val_fraction": 0.2}
+OPTIONS = {"vocab_size": 257, "val_fraction": 0.2, "test_fraction": 0.2, "min_documents": 1, "max_share": 1.0}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from geonorm.data import TokenFile, Windows
 from geonorm.data.encode import dtype_for
 from geonorm.data.packed import write_tokens
 from geonorm.data.tokenizer import EOS, train_tokenizer
+from geonorm.data.windows import spread_windows
 from geonorm.errors import UserError
 
 SAMPLE = "The quick brown fox jumps over the lazy dog, again and again.\n" * 30
@@ -152,13 +153,17 @@ def test_the_order_of_a_seed_never_changes(tmp_path):
 EPOCH_0_OF_SEED_3 = [13, 11, 4, 6, 1, 5, 7, 0, 3, 12, 8, 9, 2, 10]
 
 
-def test_fixed_windows_are_spread_and_independent_of_the_seed(tmp_path):
-    file = numbered(tmp_path, 101)
-    fixed = Windows(file, length=10, seed=1).fixed(5)
-    assert fixed.dtype == np.int64
-    assert fixed[:, 0].tolist() == [0, 20, 40, 60, 80]
-    assert (Windows(file, length=10, seed=2).fixed(5) == fixed).all()
-    assert Windows(file, length=10).fixed(99).shape == (10, 11)
+@pytest.mark.parametrize(("count", "shares"), [(5, [2, 2, 1]), (9, [3, 3, 3]), (20, [3, 5, 12]), (99, [3, 5, 25])])
+def test_held_out_windows_are_spread_over_the_documents(tmp_path, count, shares):
+    # As bytes, with an end-of-text id each: 3, 5 and 25 windows of length 10 begin in them.
+    file = write_tokens(["a" * 21, "b" * 52, "c" * 260], train_tokenizer(["x"], 257), tmp_path / "v.tokens")
+    found = spread_windows(file, np.array([7, 3, 5]), 10, count)
+    assert found.ids.shape == (sum(shares), 11)
+    assert [int((found.groups == group).sum()) for group in (7, 3, 5)] == shares
+    first = {7: ord("a"), 3: ord("b"), 5: ord("c")}
+    tokenizer = train_tokenizer(["x"], 257)
+    for ids, group in zip(found.ids, found.groups.tolist(), strict=True):
+        assert tokenizer.id_to_token(int(ids[0])) in (chr(first[group]), EOS)
 
 
 def test_smallest_corpus(tmp_path):

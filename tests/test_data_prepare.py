@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from corpora import FEW
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.data import build as BUILD
 from geonorm.data.embedded import MAX_BYTES, EmbeddedSource, docstrings
@@ -24,7 +25,8 @@ MODULE = sys.modules["geonorm.data.prepare"]
 
 FILES = sorted(
     ["description.json", "token_bytes.npy", "tokenizer.json"]
-    + ["train.tokens", "train.tokens.json", "val.tokens", "val.tokens.json"]
+    + [f"{side}.tokens{end}" for side in ("train", "val", "test") for end in ("", ".json")]
+    + ["val.groups.npy", "test.groups.npy"]
 )
 
 
@@ -53,13 +55,16 @@ def texts(corpus, side):
 def test_everything_is_kept_and_described(data, tmp_path):
     lines = []
     corpus = prepare([data], vocab_size=300, cache_dir=tmp_path / "cache", report=lines.append)
-    train, val = texts(corpus, "train"), texts(corpus, "val")
-    assert sorted(train + val) == [make_text(tag) for tag in range(200)]
+    kept = {side: texts(corpus, side) for side in ("train", "val", "test")}
+    assert sorted(text for found in kept.values() for text in found) == [make_text(tag) for tag in range(200)]
     facts = corpus.description
-    assert facts["num_documents"] == {"train": len(train), "val": len(val)}
-    assert facts["num_bytes"] == {"train": len("".join(train)), "val": len("".join(val))}
-    assert facts["num_tokens"] == {"train": corpus.train.num_tokens, "val": corpus.val.num_tokens}
-    assert 0.04 < facts["num_bytes"]["val"] / sum(facts["num_bytes"].values()) < 0.06
+    assert facts["num_documents"] == facts["num_groups"] == {side: len(found) for side, found in kept.items()}
+    assert facts["num_bytes"] == {side: len("".join(found)) for side, found in kept.items()}
+    assert facts["num_tokens"] == {side: getattr(corpus, side).num_tokens for side in kept}
+    for side in ("val", "test"):
+        assert 0.04 < facts["num_bytes"][side] / sum(facts["num_bytes"].values()) < 0.06
+        assert 1 / len(kept[side]) <= facts["largest_share"][side] < 2 / len(kept[side])
+        assert 0 <= facts["overlap"][side] < 0.01
     assert facts["sources"] == [f"{part}.jsonl" for part in range(4)]
     assert facts["vocab_size"] == corpus.vocab_size == len(corpus.token_bytes) == 300
     assert corpus.token_bytes[corpus.eos_id] == 0
@@ -79,10 +84,10 @@ def test_the_tokenizer_never_sees_validation_text(tmp_path):
     words = ["".join(rng.choices("bcdfghjklmnpqrstvwxz", k=12)) for _ in range(12)]
     for number, word in enumerate(words):
         (folder / f"{number:02d}.txt").write_text(f"{word} " * 200)
-    corpus = prepare([folder], vocab_size=600, val_fraction=0.3, cache_dir=tmp_path / "cache")
+    corpus = prepare([folder], vocab_size=600, val_fraction=0.2, test_fraction=0.2, **FEW, cache_dir=tmp_path / "cache")
     vocabulary = Tokenizer.from_file(str(corpus.tokenizer_path)).get_vocab()
-    held_out = {text.split()[0] for text in texts(corpus, "val")}
-    assert 2 <= len(held_out) <= 5
+    held_out = {text.split()[0] for side in ("val", "test") for text in texts(corpus, side)}
+    assert 4 <= len(held_out) <= 6
     assert not any(word in vocabulary or f"Ġ{word}" in vocabulary for word in held_out)
     assert all(f"Ġ{word}" in vocabulary for word in set(words) - held_out)
 
@@ -97,9 +102,8 @@ def test_duplicates_never_straddle_the_split(tmp_path):
         records = [json.dumps({"text": make_text(tag, 10)}) for tag in tags[part::3]]
         (folder / f"{part}.jsonl").write_text("\n".join(records))
     corpus = prepare([folder], vocab_size=300, val_fraction=0.2, cache_dir=tmp_path / "cache")
-    sides = [{text[:7] for text in texts(corpus, side)} for side in ("train", "val")]
-    assert not sides[0] & sides[1]
-    assert len(sides[0] | sides[1]) == 1000
+    sides = [{text[:7] for text in texts(corpus, side)} for side in ("train", "val", "test")]
+    assert sum(map(len, sides)) == len(set.union(*sides)) == 1000
     assert sum(corpus.description["num_documents"].values()) == 1020
 
 
@@ -109,7 +113,13 @@ def test_second_call_opens_the_first_result(data, tmp_path, monkeypatch):
     monkeypatch.setattr(MODULE, "_build", None)
     again = prepare([data / f"{part}.jsonl" for part in (3, 1, 0, 2)], vocab_size=300, cache_dir=cache)
     assert again.path == first.path
-    for change in ({"vocab_size": 301}, {"val_fraction": 0.1}, {"max_documents": 9}):
+    for change in (
+        {"vocab_size": 301},
+        {"val_fraction": 0.1},
+        {"test_fraction": 0.1},
+        {"dedup": "near"},
+        {"max_documents": 9},
+    ):
         with pytest.raises(TypeError):  # it tries to build
             prepare([data], **{"vocab_size": 300, "cache_dir": cache, **change})
 
@@ -124,7 +134,7 @@ def test_builds_are_equal_bit_by_bit(data, tmp_path):
 
 def test_cache_folder_from_the_environment(data, tmp_path, monkeypatch):
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "elsewhere"))
-    assert prepare([data], vocab_size=300, max_documents=20).path.parent == tmp_path / "elsewhere"
+    assert prepare([data], vocab_size=300, max_documents=20, **FEW).path.parent == tmp_path / "elsewhere"
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot make the cache folder .*GEONORM_CACHE"):
         prepare([data], cache_dir=tmp_path / "file" / "x")
@@ -188,20 +198,25 @@ def test_one_long_document_is_cut_at_a_line(tmp_path):
     text = "".join(make_text(tag, 10) for tag in range(100))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "copy.txt").write_text(text)
-    corpus = prepare([tmp_path / "a.txt", tmp_path / "copy.txt"], vocab_size=300, cache_dir=tmp_path / "cache")
-    (train,), (val,) = texts(corpus, "train"), texts(corpus, "val")
-    assert train + val == text
-    assert train.endswith("\n")
-    assert 0.03 < len(val) / len(text) < 0.07
+    corpus = prepare([tmp_path / "a.txt", tmp_path / "copy.txt"], vocab_size=300, cache_dir=tmp_path / "cache", **FEW)
+    parts = [text for side in ("train", "val", "test") for text in texts(corpus, side)]
+    assert "".join(parts) == text
+    for part in parts[1:]:
+        assert part.startswith("tag")
+        assert 0.03 < len(part) / len(text) < 0.07
     assert "one document" in corpus.description["notes"][0]
     assert corpus.description["skipped"] == {"repeat of the only document": 1}
 
 
 def test_max_documents_counts_documents_with_text(tmp_path):
-    records = [json.dumps({"text": text}) for text in (" ", "one\n", None, "two\n", "three\n")]
+    records = [json.dumps({"text": text}) for text in (" ", "one\n", None, "two\n", "three\n", "four\n")]
     (tmp_path / "a.jsonl").write_text("\n".join(records))
-    corpus = prepare([tmp_path / "a.jsonl"], vocab_size=257, cache_dir=tmp_path / "cache", max_documents=2)
-    assert sorted(texts(corpus, "train") + texts(corpus, "val")) == ["one\n", "two\n"]
+    corpus = prepare([tmp_path / "a.jsonl"], vocab_size=257, cache_dir=tmp_path / "cache", max_documents=3, **FEW)
+    assert sorted(text for side in ("train", "val", "test") for text in texts(corpus, side)) == [
+        "one\n",
+        "three\n",
+        "two\n",
+    ]
     assert corpus.description["skipped"] == {"blank document": 1, "null text": 1}
 
 
@@ -213,7 +228,13 @@ def test_unusable_input(data, tmp_path):
     for setting, message in [
         ({"vocab_size": 256}, "at least 257, got 256"),
         ({"val_fraction": 0}, "`val_fraction` must be positive"),
-        ({"val_fraction": 0.6}, "`val_fraction` must be at most 0.5"),
+        ({"val_fraction": 0.48}, "`val_fraction` and `test_fraction` must be at most 0.5 together, got 0.48 and 0.05"),
+        ({"test_fraction": 0}, "`test_fraction` must be positive"),
+        ({"min_documents": 0}, "`min_documents` must be a whole number of at least 1"),
+        ({"max_share": 1.5}, "`max_share` must be at most 1, got 1.5"),
+        ({"max_share": 0.01}, r"no 5% of this text for the validation side .* lower min_documents, raise max_share"),
+        ({"dedup": "fuzzy"}, "`dedup` must be 'exact' or 'near'"),
+        ({"group_by": "author"}, "no column `author` to group by; its columns are: text"),
         ({"max_documents": 0}, "`max_documents` must be"),
         ({"text_column": "body"}, "no column `body`; its columns are: text"),
     ]:
@@ -237,7 +258,7 @@ def test_embedded_corpus(tmp_path):
     source = EmbeddedSource()
     assert source.names[0] == "standard library sources"
     assert source.fingerprint() == EmbeddedSource().fingerprint()
-    corpus = prepare(cache_dir=tmp_path, vocab_size=300, max_documents=30)
+    corpus = prepare(cache_dir=tmp_path, vocab_size=300, max_documents=30, **FEW)
     assert sum(corpus.description["num_documents"].values()) == 30
     assert all("def " in text or "import" in text or "#" in text for text in texts(corpus, "train"))
 

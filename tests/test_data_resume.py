@@ -8,13 +8,16 @@ import time
 
 import pytest
 
-from corpora import write_documents
+from corpora import FEW, write_documents
 from geonorm.data import build, parallel, prepare, shards
 from geonorm.data.prepare import prepare as function
 from geonorm.errors import UserError
 
-OPTIONS = {"vocab_size": 300, "val_fraction": 0.2}
-NAMES = ["description.json", "token_bytes.npy", "tokenizer.json", "train.tokens", "train.tokens.json", "val.tokens"]
+OPTIONS = {"vocab_size": 300, "val_fraction": 0.2, "test_fraction": 0.2, **FEW}
+NAMES = [
+    *("description.json", "token_bytes.npy", "tokenizer.json", "train.tokens", "train.tokens.json"),
+    *("val.tokens", "val.groups.npy", "test.tokens", "test.groups.npy"),
+]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geonorm.data.document import Document
 from geonorm.data.split import Survey, cut_document, sample_documents
 from geonorm.errors import UserError
 
@@ -80,3 +81,47 @@ def test_sample_is_bounded_distinct_and_independent_of_order():
     assert len(set(sample)) == len(sample)
     assert sample == sample_documents(reversed(documents), 10_000)
     assert sorted(sample_documents(documents, 10**9)) == sorted(documents)
+
+
+SIZES = [2000, *[1000] * 5, *[40] * 60]
+
+
+def of_sizes(sizes):
+    return [f"{number} ".ljust(size, "x") for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_held_out_sides_have_a_floor_on_documents_and_a_cap_on_the_share_of_one(seed):
+    documents = [f"{seed} {text}" for text in of_sizes(SIZES)]
+    split = survey(documents).split(0.2, 0.2, min_documents=8, max_share=0.4)
+    for side in ("val", "test"):
+        sizes = [len(text) for text in documents if split.side(text) == side]
+        assert len(sizes) >= 8
+        assert max(sizes) <= 0.4 * sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limits", "message"),
+    [
+        ([100] * 9, {"min_documents": 8}, "no 10% of this text for the test side has at least 8 documents"),
+        ([9000, *[10] * 40], {"max_share": 0.02}, "there are 41, the largest is 95.7% of the text; hold out more"),
+        ([100], {"min_documents": 2}, "the corpus is one document .* or min_documents 1 to cut its end off"),
+        ([100] * 2, {}, "the text has 2 documents .* give at least 3"),
+    ],
+)
+def test_a_split_that_cannot_keep_to_the_limits_is_refused(sizes, limits, message):
+    with pytest.raises(UserError, match=message):
+        survey(of_sizes(sizes)).split(0.1, 0.1, **limits)
+
+
+def test_groups_and_copies_that_differ_in_blanks_stay_on_one_side():
+    documents = [Document(f"page {number} of {number % 40}", f"author {number % 40}") for number in range(800)]
+    split = survey(documents).split(0.2, 0.2)
+    sides = {}
+    for text in documents:
+        sides.setdefault(text.group, set()).add(split.side(text))
+    assert all(len(found) == 1 for found in sides.values())
+    assert set().union(*sides.values()) == {"train", "val", "test"}
+    plain = [f"Document {number}" for number in range(100)]
+    split = survey(plain).split(0.2, 0.2)
+    assert [split.side(text) for text in plain] == [split.side(f"\n{text.upper()} \n") for text in plain]

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from geonorm import UserError
 from geonorm.cli import main
-from geonorm.data import Windows
 from geonorm.training import evaluate
 from geonorm.training.export import export
 from geonorm.training.run import run

@@ -24,14 +24,14 @@ def data(tmp_path):
 def test_plain_lines_and_a_summary(data, tmp_path):
     (data / "bad.txt").write_bytes(b"\xff")
     command = [sys.executable, "-m", "geonorm", "prepare", str(data / "*.txt"), "--out", str(tmp_path / "out")]
-    options = ["--vocab-size", "257", "--workers", "2", "--skip-unreadable"]
+    options = ["--vocab-size", "257", "--workers", "2", "--skip-unreadable", "--min-documents", "1", "--max-share", "1"]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     run = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
     assert "\x1b" not in run.stdout
     corpus = Corpus.load(tmp_path / "out")
     facts = corpus.description
-    assert f"{facts['num_tokens']['train']:,} train and {facts['num_tokens']['val']:,} validation tokens" in run.stdout
+    assert f"{facts['num_tokens']['train']:,} train, {facts['num_tokens']['val']:,} validation and" in run.stdout
     for words in ("1 x unreadable file", "bad.txt:1: byte 0xff", "tokens/s, workers: 2", "1.00 bytes per token"):
         assert words in run.stdout
     again = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
@@ -44,7 +44,7 @@ def test_mistakes_are_one_line(data, capsys, tmp_path):
         (["nowhere.txt"], "no such file or folder: nowhere.txt"),
         ([str(data), "--tokenizer", str(data)], "cannot read a tokenizer from"),
         ([str(data), "--workers", "0"], "`workers` must be a whole number of at least 1"),
-        ([str(data), "--val-fraction", "0.9"], "`val_fraction` must be at most 0.5"),
+        ([str(data), "--val-fraction", "0.9"], "`val_fraction` and `test_fraction` must be at most 0.5 together"),
     ]:
         assert main(["prepare", *words, "--out", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err
@@ -54,7 +54,23 @@ def test_mistakes_are_one_line(data, capsys, tmp_path):
 
 
 def test_compare_takes_what_prepare_made(data, tmp_path, capsys):
-    assert main(["prepare", str(data), "--vocab-size", "300", "--out", str(tmp_path / "corpus")]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                str(data),
+                "--vocab-size",
+                "300",
+                "--min-documents",
+                "1",
+                "--max-share",
+                "1",
+                "--out",
+                str(tmp_path / "corpus"),
+            ]
+        )
+        == 0
+    )
     words = ["compare", "--preset", "tiny", "--data", str(tmp_path / "corpus"), "--placements", "pre"]
     small = ["--steps", "2", "--lrs", "1e-3", "--length", "16", "--batch", "2", "--eval-windows", "2", "--jobs", "1"]
     assert main([*words, *small, "--out", str(tmp_path / "run"), "--vocab-size", "999"]) == 2
@@ -64,15 +80,14 @@ def test_compare_takes_what_prepare_made(data, tmp_path, capsys):
 
 
 def test_a_stream_shorter_than_a_window_and_one_token_more(tmp_path):
-    (tmp_path / "a.txt").write_text("x" * 10 + "\n" + "y" * 10)
+    (tmp_path / "a.txt").write_text("x" * 10 + "\n" + "y" * 5 + "\n" + "z" * 5)
     main(
         [
             "prepare",
             str(tmp_path / "a.txt"),
             "--vocab-size",
             "257",
-            "--val-fraction",
-            "0.5",
+            *("--val-fraction", "0.25", "--test-fraction", "0.25", "--min-documents", "1"),
             "--out",
             str(tmp_path / "c"),
         ]

@@ -62,7 +62,8 @@ class _Sketches:
     def __init__(self) -> None:
         from datasketch import MinHashLSH
 
-        self._index = MinHashLSH(threshold=THRESHOLD, num_perm=_PERMUTATIONS)
+        # Candidates are checked, so that it is worse to miss one than to have one too many.
+        self._index = MinHashLSH(threshold=THRESHOLD, num_perm=_PERMUTATIONS, weights=(0.1, 0.9))
         self._sketches: list[MinHash] = []
 
     def has_like(self, text: str) -> bool:

@@ -174,7 +174,10 @@ class Columns:
             self.require()
 
     def _group(self, record: dict[str, Any], where: str) -> str:
-        group = record.get(str(self.group_by))
+        if self.group_by not in record:
+            known = ", ".join(sorted(self.names))
+            raise self._error(f"{where}: no column `{self.group_by}` to group by; its columns are: {known}")
+        group = record[str(self.group_by)]
         if isinstance(group, (str, int)) and str(group).strip():
             return str(group)
         raise self._error(

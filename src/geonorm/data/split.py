@@ -123,7 +123,10 @@ class Survey:
             chosen[side] = first, last
             free = [(0, first), (last, len(used))]
         if sum(last - first for first, last in chosen.values()) == len(used):
-            raise self._no_split(TRAIN, 1 - val_fraction - test_fraction, sizes, min_documents, max_share)
+            raise UserError(
+                f"the text has {len(used)} documents (or groups) and all would be held out; give"
+                f" at least {len(chosen) + 1}"
+            )
         shift = _HASH_BITS - _BUCKET_BITS
         return Split({s: (int(used[i]) << shift, (int(used[j - 1]) + 1) << shift) for s, (i, j) in chosen.items()})
 
@@ -135,7 +138,7 @@ class Survey:
                 "the corpus is one document (or group), so nothing can be held out that is not of it; give more "
                 "documents, or min_documents 1 to cut its end off"
             )
-        name = {TRAIN: "train", VAL: "validation", TEST: "test"}[side]
+        name = {VAL: "validation", TEST: "test"}[side]
         return UserError(
             f"no {fraction:.0%} of this text for the {name} side has at least {min_documents} documents (or groups) of "
             f"which none is more than {max_share:.0%} of it: there are {len(sizes)}, the largest is "
