@@ -10,13 +10,14 @@ from torch import nn
 
 from geonorm.errors import UserError
 from geonorm.models.adapter import Adapter
+from geonorm.models.peft_tables import register_with_peft
 from geonorm.placements import Placement, create
 
 ADAPTERS: list[Adapter] = []
 
 
 def register_families() -> None:
-    """Read every file in ``families/`` and add its classes to transformers' automatic ones."""
+    """Read every file in ``families/`` and make its classes known to transformers, and its type to peft."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     from geonorm.models import families
@@ -29,6 +30,7 @@ def register_families() -> None:
         AutoModel.register(config, adapter.rewired.model)
         AutoModelForCausalLM.register(config, adapter.rewired.causal_lm)
         ADAPTERS.append(adapter)
+    register_with_peft(supported_families())
 
 
 def supported_families() -> list[str]:
