@@ -78,6 +78,8 @@ def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site:
             delattr(block, name)
     for name, norm in fresh.items():
         block.add_module(name, norm)
+    # What is left of a hook that was taken off is the stock forward, which would go before that of the new class.
+    vars(block).pop("forward", None)
     block.__class__ = adapter.rewired.block
     block.placement = placement  # type: ignore[assignment]
     block.site = site  # type: ignore[assignment]

@@ -156,7 +156,8 @@ def _check_forwards(model: nn.Module, adapter: Adapter) -> None:
     """Refuse a forward that is set on a module itself, because it would go on instead of that of the new class."""
     for block in blocks(model):
         for module in (block, *(block.get_submodule(name) for name in adapter.norms.values())):
-            if "forward" in vars(module):
+            held = vars(module).get("forward")
+            if held is not None and getattr(held, "__func__", None) is not type(module).forward:
                 raise UserError(
                     f"cannot rewire this {type(model).__name__}: the forward of a {type(module).__name__} was replaced, "
                     "as accelerate's hooks do; rewire the model before it is spread over devices, or take the hooks off "
