@@ -50,9 +50,10 @@ class Published:
 
 SITE = Site(2, "mlp", 12)
 DEEP_ALPHA, DEEP_BETA = 2.213364, 0.319472
-PLAIN = dict.fromkeys(("query", "key", "value", "attention_output", "mlp_input", "mlp_output"), ("normal", 1.0))
+ROLES = ("query", "key", "value", "attention_output", "mlp_input", "mlp_up", "mlp_output")
+PLAIN = dict.fromkeys(ROLES, ("normal", 1.0))
 WRITES = dict.fromkeys(("attention_output", "mlp_output"), ("normal", 0.204124))
-DEEP = dict.fromkeys(("value", "attention_output", "mlp_input", "mlp_output"), ("xavier", DEEP_BETA))
+DEEP = dict.fromkeys(("value", "attention_output", "mlp_input", "mlp_up", "mlp_output"), ("xavier", DEEP_BETA))
 
 TABLE = {
     "geonorm": Published(

@@ -165,7 +165,8 @@ def sliced(family, name, weight, heads):
 
 
 @every_family
-def test_deepnorm_of_twelve_layers(family):
+@pytest.mark.parametrize("beta_on_up", [True, False])
+def test_deepnorm_of_twelve_layers(family, beta_on_up):
     shape = {"num_key_value_heads": 4} if hasattr(stock_config(family), "num_key_value_heads") else {}
     if "head_dim" in stock_config(family).to_dict():
         shape["head_dim"] = 16
@@ -175,11 +176,12 @@ def test_deepnorm_of_twelve_layers(family):
     config = stock_config(family, num_hidden_layers=12, hidden_size=64, **shape).to_dict()
     config.pop("model_type")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(adapter_of(family).rewired.config(**{**config, "placement": "deepnorm"}))
+    placed = {"placement": "deepnorm", "placement_options": {"beta_on_up": beta_on_up}}
+    model = AutoModelForCausalLM.from_config(adapter_of(family).rewired.config(**{**config, **placed}))
     layers = blocks(model)
     assert layers[0].attention_connection.alpha == layers[11].mlp_connection.alpha == pytest.approx(2.2134, abs=5e-5)
     weights = {"query": [], "key": [], "value": []}
-    output, feed_forward = [], []
+    output, feed_forward, linear = [], [], []
     for name, parameter in model.named_parameters():
         parts = sliced(family, name, parameter.detach(), config.get("num_attention_heads", config.get("n_head")))
         separate = [f"{letter}_proj.weight" for letter in "qkv"]
@@ -192,7 +194,9 @@ def test_deepnorm_of_twelve_layers(family):
             output.append(parameter.flatten())
         elif ".mlp." in name and parameter.dim() == 2:
             parts = parameter.chunk(2, 0) if "gate_up" in name else [parameter]
-            feed_forward += [part.detach().flatten() / math.sqrt(2 / sum(part.shape)) for part in parts]
+            drawn = [part.detach().flatten() / math.sqrt(2 / sum(part.shape)) for part in parts]
+            (linear if "up_proj" in name else feed_forward).append(drawn.pop())
+            feed_forward += drawn
     stds = {role: torch.cat(values).std().item() for role, values in weights.items()}
     # 12 layers of 64 times 64 numbers: the standard error of a standard deviation is 0.3%.
     assert stds["value"] / stds["query"] == pytest.approx(0.3195, rel=0.02)
@@ -200,6 +204,9 @@ def test_deepnorm_of_twelve_layers(family):
     assert stds["query"] == pytest.approx(math.sqrt(2 / 128), rel=0.02)
     assert torch.cat(output).std().item() == pytest.approx(0.3195 * math.sqrt(2 / 128), rel=0.02)
     assert torch.cat(feed_forward).std().item() == pytest.approx(0.3195, rel=0.02)
+    assert bool(linear) == (not family.startswith("gpt"))
+    if linear:
+        assert torch.cat(linear).std().item() == pytest.approx(0.3195 if beta_on_up else 1.0, rel=0.02)
 
 
 def test_fused_parts_are_rows_of_the_audit():

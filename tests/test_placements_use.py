@@ -43,7 +43,7 @@ def test_init_draws_what_the_rule_says(name):
         "embedding": ("normal", 1.0),
         "head": ("normal", 1.0),
     }.items():
-        shape = (4 * dim, dim) if role == "mlp_input" else (dim, dim)
+        shape = (4 * dim, dim) if role in ("mlp_input", "mlp_up") else (dim, dim)
         weight = torch.nn.Parameter(torch.full(shape, math.nan))
         assert wiring.init_(weight, role) is weight
         std = 0.02 * math.sqrt(768 / dim) if kind == "normal" else math.sqrt(2 / sum(shape))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 import numbers
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+_LARGEST = sys.float_info.max
 
 
 class UserError(ValueError):
@@ -31,6 +34,34 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
 
 
+def plain(name: str, value: object) -> Any:
+    """Return a value as Python's own None, bool, int, float or str, or a list of them, so that it can be saved.
+
+    Numbers, arrays and tensors of other libraries give their values, a tuple becomes a list.
+
+    Raises:
+        UserError: names the value, if it is something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        # Of a subclass such as an enumeration the text, not what it shows itself as.
+        return str.__str__(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    try:
+        if isinstance(value, numbers.Real):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+        if hasattr(value, "tolist"):
+            return plain(name, value.tolist())  # type: ignore[attr-defined]
+    except UserError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"`{name}` holds no plain value: a {type(value).__name__} ({reason})") from error
+    raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
+
+
 def check_positive(name: str, value: float) -> float:
     """Return ``value`` as a float if it is a finite number above zero.
 
@@ -40,7 +71,7 @@ def check_positive(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UserError(f"`{name}` must be a positive number, got {value!r}")
     # One chained comparison, false for NaN too, because torch.compile cannot trace math.isfinite of a changing number.
-    if not 0 < value < math.inf:
+    if not 0 < value <= _LARGEST:
         raise UserError(f"`{name}` must be positive, got {value}")
     return float(value)
 

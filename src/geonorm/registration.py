@@ -11,7 +11,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +21,21 @@ PREFIX = "geonorm_"
 
 def register_on_demand() -> None:
     """See to it that transformers finds our classes, whichever of the two is imported first."""
-    if TABLE in sys.modules:
-        _prepare(sys.modules[TABLE])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    when_imported(TABLE, _prepare)
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Call ``action`` with a module: now if it is imported already, else once it is."""
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+        return
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        finder = _Finder()
+        sys.meta_path.insert(0, finder)
+    # One action a module, so that asking twice does no harm.
+    finder.actions[name] = action
 
 
 class _Names(dict):
@@ -36,7 +47,7 @@ class _Names(dict):
         return super().__contains__(name)
 
 
-def _prepare(module: ModuleType) -> None:
+def _prepare(module: Any) -> None:
     # Importing our classes at once would fail where transformers' own modules are only half imported at this point.
     table = module.CONFIG_MAPPING
     if not isinstance(table._extra_content, _Names):
@@ -44,18 +55,22 @@ def _prepare(module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module with the table as the other finders would, and has it prepared once it is executed."""
+    """Finds modules as the other finders would, and has an action done once one that is waited for is executed."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[ModuleType], None]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != TABLE:
+        action = self.actions.get(fullname)
+        if action is None:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(fullname, path, target) if find is not None and finder is not self else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader)
+                spec.loader = _Loader(spec.loader, action)
                 return spec
         return None
 
@@ -63,8 +78,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """The module's own loader, with a step after it."""
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, action: Callable[[ModuleType], None]) -> None:
+        self.loader, self.action = loader, action
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -74,4 +89,4 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
-        _prepare(module)
+        self.action(module)

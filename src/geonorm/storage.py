@@ -28,7 +28,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, at any depth, because JSON has no word for them."""
+    """Replace NaN and infinity by None, at any depth, because JSON has no word for them; arrays become lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

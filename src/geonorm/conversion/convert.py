@@ -13,7 +13,8 @@ from geonorm.conversion.calibrate import METHODS, Calibration, calibrate, measur
 from geonorm.conversion.fold import fold, input_norms, without_gains
 from geonorm.errors import UserError, unknown
 from geonorm.inspection.measure import as_rewired
-from geonorm.models import rewire
+from geonorm.models import current_placement, rewire
+from geonorm.models.registry import is_rewired
 
 # Folding multiplies before the sum instead of in it: a few roundings a sub-layer, which the depth adds up.
 _FOLDED = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -95,14 +96,12 @@ def check_convertible(model: nn.Module) -> nn.Module:
     Raises:
         UserError: the model is rewired already, or its family is not Pre-Norm.
     """
-    if hasattr(model.config, "placement"):
-        placement: Any = model.config
-        raise UserError(f"this model is rewired to {placement.placement!r} already; convert the stock model")
-    view: Any = as_rewired(model)
-    found = view.config.placement
+    found = current_placement(model).name
+    if is_rewired(model):
+        raise UserError(f"this model is rewired to {found!r} already; convert the stock model")
     if found != "pre":
         raise UserError(f"cannot convert a {type(model).__name__}: it is wired as {found!r}, and only 'pre' has a way")
-    return view
+    return as_rewired(model)
 
 
 def _fold(view: nn.Module, norms: Any, ids: Tensor) -> float:

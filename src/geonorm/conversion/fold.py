@@ -78,10 +78,10 @@ def input_norms(model: nn.Module, ids: Tensor) -> dict[tuple[int, str], InputNor
     for (layer, sublayer), entry in found.items():
         entry.shrink = shrinks[layer, sublayer]
         if not entry.readers or not all(_is_linear(reader) for reader in entry.readers):
-            kinds = sorted({type(reader).__name__ for reader in entry.readers}) or ["nothing that was found"]
+            kinds = sorted({_kind(reader) for reader in entry.readers}) or ["nothing that was found"]
             raise UserError(
-                f"cannot convert a {type(model).__name__}: its gains can be folded into linear layers alone, and the "
-                f"norm before {sublayer} {layer} is read by {', '.join(kinds)}"
+                f"cannot convert a {type(model).__name__}: its gains can be folded into plain linear layers alone, "
+                f"and the norm before {sublayer} {layer} is read by {', '.join(kinds)}"
             )
     return found
 
@@ -166,7 +166,13 @@ def _is_same(value: Any, tensor: Tensor) -> bool:
     return isinstance(value, Tensor) and value.data_ptr() == tensor.data_ptr() and value.numel() == tensor.numel()
 
 
+def _kind(module: nn.Module) -> str:
+    weight = getattr(module, "weight", None)
+    return type(module).__name__ + ("" if type(weight) is nn.Parameter else f" with a {type(weight).__name__}")
+
+
 def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, (nn.Linear, Conv1D))
+    # Neither a subclass nor a tensor class of another kind: what they hold may be quantised.
+    return type(module) in (nn.Linear, Conv1D) and type(module.weight) is nn.Parameter

@@ -21,10 +21,11 @@ from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
 from geonorm.errors import UserError, check_count, check_folder_path, unknown
 from geonorm.models import rewire
-from geonorm.models.card import model_card
+from geonorm.models.card import model_card, save_card
+from geonorm.models.ids import check_ids
 from geonorm.models.load import load_model, quiet_transformers
 from geonorm.placements import available, create
-from geonorm.storage import write_json, write_text
+from geonorm.storage import write_json
 from geonorm.training.evaluation import evaluate
 
 RECORD = "conversion.json"
@@ -63,6 +64,8 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
         text = {"source": source, "split": split, "tokenizer": tokenizer, "length": config.length + 1}
         held = windows_of_side(**text, side=VAL, num_windows=config.eval_windows)
         ids = windows_of_side(**text, side=TRAIN, num_windows=config.windows)[:, :-1]
+        for tokens in (held, ids):
+            check_ids(model, tokens)
         before = _loss(model, held)
         found = convert_model(
             model,
@@ -132,7 +135,7 @@ def _save(model: Any, tokenizer: Any, out: Path, record: dict[str, Any]) -> None
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
         write_json(partial / RECORD, record)
-        write_text(partial / "README.md", f"---\n{model_card(model).data}\n---\n\n{_readme(record, out)}")
+        save_card(partial, lambda: f"---\n{model_card(model).data}\n---\n\n{_readme(record, out)}")
         # Without its configuration a folder is no model, so that comes last.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             path.rename(out / path.name)

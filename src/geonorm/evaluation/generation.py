@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import torch
 
 from geonorm.errors import UserError, check_count, check_positive
+from geonorm.models.ids import check_ids, padding_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +61,8 @@ def generate(
         What was written after each prompt.
 
     Raises:
-        UserError: a prompt longer than the model's positions, no chat template where one is asked for, or an empty
-            prompt and no token to begin with.
+        UserError: a prompt longer than the model's positions or with a token that the model has no embedding for, no
+            chat template where one is asked for, or an empty prompt and no token to begin with.
     """
     where = out or sys.stdout
     texts = []
@@ -83,7 +84,8 @@ def _write_on(model: Any, tokenizer: Any, prompt: str, settings: GenerationSetti
     end = model.generation_config.eos_token_id
     if end is None:
         end = tokenizer.eos_token_id
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    pad = padding_id(model, tokenizer)
+    pad = end if pad is None else pad
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         num_beams=settings.num_beams,
@@ -124,4 +126,5 @@ def _encode(model: Any, tokenizer: Any, prompt: str, settings: GenerationSetting
             f"a prompt of {len(found)} tokens and `max_new_tokens` {settings.max_new_tokens} are more than the {limit} "
             "positions of the model; shorten one of them"
         )
+    check_ids(model, found, "the prompt")
     return torch.tensor([found], device=model.device)

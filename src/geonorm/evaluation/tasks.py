@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import fnmatch
 import importlib.util
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.errors import UserError, check_count
+from geonorm.models.ids import check_ids, padding_id
 from geonorm.models.source import one_line
 
 # Stock default is 100,000 resamplings for metrics without a closed form; three digits of an error bar need fewer.
@@ -48,8 +50,8 @@ def evaluate_tasks(
         ``value``, ``stderr`` (None where there is none) and ``higher_is_better``.
 
     Raises:
-        UserError: lm-eval is missing, an unknown task, data that cannot be read (most stock tasks fetch theirs), or a
-            setting out of range.
+        UserError: lm-eval is missing, an unknown task, data that cannot be read (most stock tasks fetch theirs), a
+            setting out of range, or a question with a token that the model has no embedding for.
     """
     check_settings(tasks, limit, num_fewshot, batch, include_path)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -59,11 +61,22 @@ def evaluate_tasks(
     # Decorators and arguments that its annotations do not tell apart.
     run: Any = lm_eval.simple_evaluate
     wrapper: Any = huggingface.HFLM
+
+    class Checked(wrapper):
+        def tok_encode(self, *args: Any, **kwargs: Any) -> list[int]:
+            found = super().tok_encode(*args, **kwargs)
+            check_ids(model, found, "a question of the tasks")
+            return found
+
+    pad = padding_id(model, tokenizer)
+    if pad != tokenizer.pad_token_id:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token_id = pad
     manager, loaded = _load(tasks, include_path)
     # Loading is done; doing it twice would read all data twice.
     manager.load = lambda *args, **options: loaded
     results = run(
-        model=wrapper(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch),
+        model=Checked(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch),
         tasks=list(tasks),
         task_manager=manager,
         limit=int(limit) if limit is not None and limit >= 1 else limit,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from geonorm.errors import UserError, check_count
+from geonorm.models.ids import check_ids
 
 DEFAULT_LENGTH = 1024
 
@@ -103,7 +104,8 @@ def perplexity(
         batch: windows at a time.
 
     Raises:
-        UserError: sizes that do not fit, a tokenizer without BOS and EOS, no document with text.
+        UserError: sizes that do not fit, a tokenizer without BOS and EOS, no document with text, a token that the model
+            has no embedding for.
     """
     length, stride = check_window(model, length, stride)
     check_count("batch", batch)
@@ -117,6 +119,7 @@ def perplexity(
             if not text.strip():
                 continue
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            check_ids(model, [start, *ids], f"document {counts['documents'] + 1}")
             counts["documents"] += 1
             counts["tokens"] += len(ids)
             counts["bytes"] += len(text.encode("utf-8"))

@@ -16,8 +16,8 @@ from geonorm import geometry
 from geonorm.errors import UserError, check_count
 from geonorm.inspection.laws import LawFits, fit_laws
 from geonorm.inspection.probe import Move, block_norms, watched
-from geonorm.models import current_placement, rewire, stock_placement
-from geonorm.models.registry import adapter_for
+from geonorm.models import current_placement, rewire
+from geonorm.models.registry import adapter_for, is_rewired
 from geonorm.placements import Placement, Site
 from geonorm.placements.base import SUBLAYERS
 
@@ -115,11 +115,11 @@ def as_rewired(model: nn.Module) -> nn.Module:
     Raises:
         UserError: unsupported class.
     """
-    adapter = adapter_for(model)
+    placement = current_placement(model)
     weights = [*model.parameters(), *model.buffers()]
     view = copy.deepcopy(model, {id(weight): weight for weight in weights})
-    if type(view.config) is not adapter.rewired.config:
-        rewire(view, stock_placement(model))
+    if not is_rewired(view):
+        rewire(view, placement)
     return view.eval()
 
 

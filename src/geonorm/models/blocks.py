@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -25,8 +25,9 @@ class RewiredBlock(nn.Module):
     the first block makes it and the last one closes it.
     """
 
+    # Of the class, so that a copied or pickled block names its family instead of carrying it along.
+    adapter: ClassVar[Adapter]
     placement: Placement
-    adapter: Adapter
     site: Site
     slots: Mapping[str, Mapping[str, str]]
     parameters_of_stock: tuple[str, ...]
@@ -64,6 +65,8 @@ def connection_name(sublayer: str) -> str:
 
 def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site: Site) -> None:
     """Turn a stock block into a rewired one in place: class, connections, norms. Other weights stay as they are."""
+    # A norm's: the weights of the sub-layers may be quantised.
+    like = next(block.get_submodule(next(iter(adapter.norms.values()))).parameters())
     fresh = {
         adapter.norm_name(sublayer, slot): adapter.make_norm(block)
         for sublayer in SUBLAYERS
@@ -75,8 +78,9 @@ def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site:
             delattr(block, name)
     for name, norm in fresh.items():
         block.add_module(name, norm)
+    # What is left of a hook that was taken off is the stock forward, which would go before that of the new class.
+    vars(block).pop("forward", None)
     block.__class__ = adapter.rewired.block
-    block.adapter = adapter  # type: ignore[assignment]
     block.placement = placement  # type: ignore[assignment]
     block.site = site  # type: ignore[assignment]
     block.slots = {  # type: ignore[assignment]
@@ -85,7 +89,6 @@ def rewire_block(block: nn.Module, adapter: Adapter, placement: Placement, site:
     # Without `self` and `hidden_states`.
     names = tuple(inspect.signature(adapter.stock.block.forward).parameters)[2:]
     block.parameters_of_stock = names  # type: ignore[assignment]
-    like = next(block.parameters())
     for sublayer in SUBLAYERS:
         connection = placement.connection(Site(site.layer, sublayer, site.num_layers))
         block.add_module(connection_name(sublayer), connection.to(device=like.device, dtype=like.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,28 @@ MARK = "<!-- Written by geonorm when the model is saved. Remove this line to kee
 
 def write_card(model: nn.Module, folder: Path) -> None:
     """Write ``README.md`` with placement, options and how to load the model, unless somebody wrote one of their own."""
+    save_card(folder, lambda: f"{model_card(model)}\n")
+
+
+def save_card(folder: Path, make: Callable[[], str]) -> None:
+    """Write a text as ``README.md``, unless one is there that geonorm did not write.
+
+    A card is never worth the weights that it lies beside, so whatever goes wrong with it is a warning of one line.
+    """
     path = folder / "README.md"
-    if path.exists() and MARK not in path.read_text(encoding="utf-8"):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(model_card(model)) + "\n", encoding="utf-8")
+    try:
+        # A link, even one that leads nowhere, is the user's own; so is text in any encoding without our line.
+        if path.is_symlink() or (path.is_file() and MARK.encode() not in path.read_bytes()):
+            return
+        if path.exists() and not path.is_file():
+            raise FileExistsError("something else has that name")
+        path.write_text(make(), encoding="utf-8")
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"the model is saved, but its card {path} could not be written ({type(error).__name__}: {text})",
+            stacklevel=4,
+        )
 
 
 def model_card(model: nn.Module) -> ModelCard:

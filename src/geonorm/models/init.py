@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from geonorm.errors import UserError
 from geonorm.models.adapter import Adapter
-from geonorm.models.registry import adapter_for, config_placement
+from geonorm.models.registry import adapter_for, config_placement, is_rewired
 from geonorm.models.weights import Part, whole
 from geonorm.placements import base_std
 from geonorm.placements.base import WEIGHT_ROLES, Placement
@@ -48,12 +49,32 @@ def init_weights(model: Model) -> Model:
     from the same draws up to their scale.
 
     Raises:
-        UserError: the model is not a rewired one, or a parameter has no known role.
+        UserError: the model is not a rewired one, a parameter has no known role, or one cannot be drawn because it is
+            quantised. No weight is changed then.
     """
+    named = list(model.named_parameters())
+    for name, parameter in named:
+        _check_drawable(model, name, parameter)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named:
             init_parameter(model, name, parameter, nn.init)
     return model
+
+
+def _check_drawable(model: nn.Module, name: str, parameter: Tensor) -> None:
+    adapter, placement = _rewired(model)
+    # A quantised weight either has another dtype or is a tensor class that holds others; so is a sharded one.
+    holds_others = hasattr(type(parameter), "__tensor_flatten__") and not isinstance(parameter, DTensor)
+    if not parameter.is_floating_point() or holds_others or parameter.is_inference():
+        kind = type(parameter.data).__name__ if holds_others else str(parameter.dtype).removeprefix("torch.")
+        raise UserError(
+            f"the weights of this {type(model).__name__} cannot be drawn anew: {name} is "
+            f"{'an inference tensor' if parameter.is_inference() else f'quantised ({kind})'}; load the model without "
+            "that, or leave `init` out"
+        )
+    for part in _parts(model, adapter, name, parameter):
+        if part.role in WEIGHT_ROLES:
+            _expected_std(model, placement, part)
 
 
 def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers: Any) -> None:
@@ -100,11 +121,9 @@ def init_report(model: nn.Module) -> list[InitRow]:
 
 
 def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
-    adapter = adapter_for(model)
-    config: Any = model.config
-    if type(config) is not adapter.rewired.config:
+    if not is_rewired(model):
         raise UserError(f"{type(model).__name__} is a stock model; call geonorm.models.rewire(model, placement) first")
-    return adapter, config_placement(config)
+    return adapter_for(model), config_placement(model.config)
 
 
 def _parts(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[Part]:

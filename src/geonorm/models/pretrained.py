@@ -66,7 +66,7 @@ class RewiredModelMixin:
     ) -> None:
         """Save as transformers does, and write a model card beside the weights; a card of the user's own is kept."""
         assert isinstance(self, nn.Module)
-        # First the card, so that it is among the files when they are pushed.
-        if is_main_process and not os.path.isfile(save_directory):
-            write_card(self, Path(save_directory))
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore[misc]
+        # transformers only logs a mistake such as a file in the folder's place.
+        if is_main_process and os.path.isdir(save_directory):
+            write_card(self, Path(save_directory))

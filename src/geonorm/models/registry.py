@@ -10,13 +10,14 @@ from torch import nn
 
 from geonorm.errors import UserError
 from geonorm.models.adapter import Adapter
+from geonorm.models.peft_tables import register_with_peft
 from geonorm.placements import Placement, create
 
 ADAPTERS: list[Adapter] = []
 
 
 def register_families() -> None:
-    """Read every file in ``families/`` and add its classes to transformers' automatic ones."""
+    """Read every file in ``families/`` and make its classes known to transformers, and its type to peft."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     from geonorm.models import families
@@ -24,10 +25,12 @@ def register_families() -> None:
     for info in pkgutil.iter_modules(families.__path__):
         adapter = importlib.import_module(f"{families.__name__}.{info.name}").ADAPTER
         config = adapter.rewired.config
+        adapter.rewired.block.adapter = adapter
         AutoConfig.register(config.model_type, config)
         AutoModel.register(config, adapter.rewired.model)
         AutoModelForCausalLM.register(config, adapter.rewired.causal_lm)
         ADAPTERS.append(adapter)
+    register_with_peft(supported_families())
 
 
 def supported_families() -> list[str]:
@@ -45,6 +48,16 @@ def adapter_for(model: nn.Module) -> Adapter:
         if any(_own_class(model) in (classes.model, classes.causal_lm) for classes in (adapter.stock, adapter.rewired)):
             return adapter
     raise UserError(_refusal(model))
+
+
+def is_rewired(model: nn.Module) -> bool:
+    """Whether a model of a supported family has one of our classes, whatever its configuration says.
+
+    Raises:
+        UserError: like :func:`adapter_for`.
+    """
+    rewired = adapter_for(model).rewired
+    return _own_class(model) in (rewired.model, rewired.causal_lm)
 
 
 def _own_class(model: nn.Module) -> type[nn.Module]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torch import nn
 
 from geonorm.errors import UserError
 from geonorm.models.adapter import Adapter
-from geonorm.models.blocks import rewire_block
+from geonorm.models.blocks import RewiredBlock, rewire_block
 from geonorm.models.init import init_weights
-from geonorm.models.registry import adapter_for, config_placement
+from geonorm.models.registry import adapter_for, config_placement, is_rewired
 from geonorm.placements import Placement, Site, create
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -35,32 +37,42 @@ def rewire(model: Model, placement: str | Placement, *, init: bool = False, **op
     Returns:
         The same model object.
 
+    Whatever goes wrong, the model stays as it was: class, configuration, modules, hooks and weights. Quantised weights
+    are kept as they are, so ``init`` is refused for them.
+
     Raises:
-        UserError: unsupported class, unknown placement or option, or a model that was already rewired otherwise.
+        UserError: unsupported class, unknown placement or option, a model that was already rewired otherwise or in
+            part, blocks that are wrapped or carry a forward of their own, or ``init`` of weights that cannot be drawn.
     """
     chosen = create(placement, **options)
     adapter = adapter_for(model)
-    config: Any = model.config
-    if type(config) is adapter.rewired.config:
-        current = config_placement(config)
+    if is_rewired(model):
+        _check_blocks(model, adapter.rewired.block)
+        current = config_placement(model.config)
         if current != chosen:
             raise UserError(
                 f"this model is already rewired to {current.label()}; load the stock model again to make it "
                 f"{chosen.label()}"
             )
         return init_weights(model) if init else model
-    # Before anything is touched: options that do not fit the depth.
-    chosen.connection(Site(config.num_hidden_layers, "mlp", config.num_hidden_layers))
+    _check_blocks(model, adapter.stock.block)
+    _check_forwards(model, adapter)
+    config: Any = model.config
     adapter.check(config)
-    new = copy.deepcopy(config)
-    new.__class__ = adapter.rewired.config
-    new.placement, new.placement_options = chosen.name, chosen.options()
-    # Another model may share the configuration object, so this one gets a copy everywhere it is held.
-    for module in model.modules():
-        if getattr(module, "config", None) is config:
-            module.config = new
-    install(model, adapter, chosen)
-    return init_weights(model) if init else model
+    with _unchanged_on_failure(model):
+        new = copy.deepcopy(config)
+        new.__class__ = adapter.rewired.config
+        # What was read from a file holds its type once more.
+        vars(new).pop("model_type", None)
+        new.placement, new.placement_options = chosen.name, chosen.options()
+        # Another model may share the configuration object, so this one gets a copy everywhere it is held.
+        for module in model.modules():
+            if getattr(module, "config", None) is config:
+                module.config = new
+        install(model, adapter, chosen)
+        if init:
+            init_weights(model)
+    return model
 
 
 def stock_placement(model: nn.Module) -> Placement:
@@ -80,8 +92,8 @@ def current_placement(model: nn.Module) -> Placement:
     Raises:
         UserError: unsupported class.
     """
-    adapter, config = adapter_for(model), model.config
-    return config_placement(config) if type(config) is adapter.rewired.config else adapter.stock_placement(config)
+    config: Any = model.config
+    return config_placement(config) if is_rewired(model) else adapter_for(model).stock_placement(config)
 
 
 def base_model(model: nn.Module) -> nn.Module:
@@ -119,3 +131,56 @@ def _set_class(model: nn.Module, kind: type) -> None:
     _CAN_RECORD_REGISTRY[model] = kind._can_record_outputs  # type: ignore[index, attr-defined]
     # What must stay on one device is collected by name when a model is constructed.
     model._no_split_modules = set(kind._no_split_modules)  # type: ignore[assignment, attr-defined]
+
+
+def _check_blocks(model: nn.Module, kind: type[nn.Module]) -> None:
+    layers, expected = blocks(model), model.config.num_hidden_layers  # type: ignore[union-attr]
+    name = type(model).__name__
+    for index, block in enumerate(layers):
+        if type(block) is kind:
+            continue
+        if issubclass(kind, RewiredBlock) != isinstance(block, RewiredBlock):
+            raise UserError(f"this {name} is rewired in part (layer {index + 1} differs); load the stock model again")
+        raise UserError(
+            f"cannot rewire this {name}: layer {index + 1} is a {type(block).__name__}, not a {kind.__name__}; rewire "
+            "it before it is sharded or its layers are replaced"
+        )
+    if len(layers) != expected or len(set(map(id, layers))) != expected:
+        raise UserError(
+            f"cannot rewire this {name}: it has {len(set(map(id, layers)))} different layers where its configuration "
+            f"has num_hidden_layers={expected}; make the two agree"
+        )
+
+
+def _check_forwards(model: nn.Module, adapter: Adapter) -> None:
+    """Refuse a forward that is set on a module itself, because it would go on instead of that of the new class."""
+    for block in blocks(model):
+        for module in (block, *(block.get_submodule(name) for name in adapter.norms.values())):
+            held = vars(module).get("forward")
+            if held is not None and getattr(held, "__func__", None) is not type(module).forward:
+                raise UserError(
+                    f"cannot rewire this {type(model).__name__}: the forward of a {type(module).__name__} was replaced, "
+                    "as accelerate's hooks do; rewire the model before it is spread over devices, or take the hooks off "
+                    "(accelerate.hooks.remove_hook_from_module(model, recurse=True))"
+                )
+
+
+@contextlib.contextmanager
+def _unchanged_on_failure(model: nn.Module) -> Iterator[None]:
+    """Give every module its class, attributes, children and hooks back if the block fails; no weight is copied."""
+    saved = [
+        (module, type(module), dict(vars(module)), {k: dict(v) for k, v in vars(module).items() if isinstance(v, dict)})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    except BaseException:
+        for module, kind, attributes, contents in saved:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, content in contents.items():
+                # The same dictionary, because the handles of hooks know it.
+                attributes[name].clear()
+                attributes[name].update(content)
+        raise

@@ -12,7 +12,7 @@ from torch import nn
 
 from geonorm.errors import UserError
 from geonorm.models.load import quiet_transformers, read_config, read_model
-from geonorm.models.registry import adapter_for, adapter_for_config
+from geonorm.models.registry import adapter_for_config, is_rewired
 from geonorm.models.rewiring import current_placement, rewire
 from geonorm.models.source import check_config, check_folder, source_kind
 from geonorm.placements import Placement, create
@@ -70,7 +70,7 @@ def load_stock(
     """
     chosen = create(placement, **options)
     model = source if isinstance(source, nn.Module) else _read(source, dict(loading or {}))
-    if type(model.config) is adapter_for(model).rewired.config:
+    if is_rewired(model):
         raise UserError(
             f"this model is already rewired to {current_placement(model).label()}; load_stock takes a stock model, and "
             "AutoModelForCausalLM.from_pretrained loads a rewired one"

@@ -27,6 +27,8 @@ Role = Literal[
     "value",
     "attention_output",
     "mlp_input",
+    # The linear branch of a gated MLP, whose other input matrix, the one before the activation, is its mlp_input.
+    "mlp_up",
     "mlp_output",
     "head",
     "norm",
@@ -34,7 +36,9 @@ Role = Literal[
     "alpha",
 ]
 SUBLAYERS = ("attention", "mlp")
-WEIGHT_ROLES = ("embedding", "query", "key", "value", "attention_output", "mlp_input", "mlp_output", "head")
+WEIGHT_ROLES = (
+    "embedding", "query", "key", "value", "attention_output", "mlp_input", "mlp_up", "mlp_output", "head",
+)  # fmt: skip
 
 
 def base_std(dim: int, std: float = 0.02) -> float:

@@ -13,6 +13,8 @@ from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sub
 class PostNorm(EntryPlacement):
     """``x <- N(x + f(x))``; the last of these norms takes the place of the final norm.
 
+    The placement is the paper's, the entry at RMS 1 is ours.
+
     Options:
         normalize_entry: bring the embeddings to RMS 1 first, so that the first layer reads what every other reads.
     """

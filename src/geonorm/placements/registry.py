@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
-from geonorm.errors import UserError, unknown
+from geonorm.errors import UserError, plain, unknown
 from geonorm.placements.base import Placement
 from geonorm.placements.deepnorm import DeepNorm
 from geonorm.placements.geonorm import GeoNorm
@@ -39,22 +40,36 @@ def create(placement: str | Placement, **options: Any) -> Placement:
 
     Args:
         placement: a name from :func:`available`, or a placement, which comes back with ``options`` changed.
-        options: fields of the placement, see its docstring.
+        options: fields of the placement, see its docstring. Numbers of numpy and tensors without an axis become
+            Python's own, lists of numbers may be arrays, and whole numbers count as floating-point ones.
 
     Raises:
         UserError: unknown name (lists the known, suggests the nearest), unknown option, or a value out of range.
     """
     if isinstance(placement, Placement):
         kind, options = type(placement), {**placement.options(), **options}
-    elif placement in list(REGISTRY):
+    elif isinstance(placement, str) and placement in REGISTRY:
         kind = REGISTRY[placement]
     else:
         raise unknown("placement", placement, REGISTRY)
-    names = [field.name for field in dataclasses.fields(kind)]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in options:
-        if name not in names:
-            raise unknown(f"option of placement {kind.name!r}", name, names)
-    return kind(**options)
+        if name not in fields:
+            raise unknown(f"option of placement {kind.name!r}", name, fields)
+    # Here, where every option comes in: what cannot be saved must not show when a trained model is.
+    return kind(**{name: _plain_option(fields[name], value) for name, value in options.items()})
+
+
+def _plain_option(field: dataclasses.Field[Any], value: object) -> Any:
+    value = plain(field.name, value)
+    if "float" not in str(field.type):
+        return value
+    return [_float(item) for item in value] if isinstance(value, list) else _float(value)
+
+
+def _float(value: Any) -> Any:
+    # A whole number that no float holds is left to the check of its range.
+    return float(value) if type(value) is int and abs(value) <= sys.float_info.max else value
 
 
 def parse(text: str) -> Placement:

@@ -13,9 +13,11 @@ from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sub
 class SandwichNorm(EntryPlacement):
     """``x <- x + N2(f(N1(x)))``: the sub-layer reads and returns rows of unit size.
 
+    The placement is the paper's. Its entry at RMS 1 and its init, the same for every weight, are ours.
+
     Options:
         normalize_entry: bring the embeddings to RMS 1 first. On by default: updates of unit size drown an embedding
-            drawn with a small standard deviation.
+            drawn with a small standard deviation. False for rows that enter as they are.
     """
 
     name = "sandwich"

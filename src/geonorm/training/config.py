@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from geonorm.errors import UserError, check_count, check_positive, unknown
+from geonorm.errors import UserError, check_count, check_positive, plain, unknown
 
 PRECISIONS = ("fp32", "bf16")
 TRACKERS = ("tensorboard", "trackio", "wandb")
@@ -54,6 +54,8 @@ class ModelConfig:
         for name in ("kv_heads", "mlp_width"):
             if getattr(self, name) is not None:
                 check_count(f"model.{name}", getattr(self, name))
+        given = {key: plain(f"model.options.{key}", value) for key, value in self.options.items()}
+        object.__setattr__(self, "options", given)
 
 
 @dataclasses.dataclass(frozen=True)

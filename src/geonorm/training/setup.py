@@ -12,7 +12,9 @@ import torch
 
 from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
+from geonorm.data.corpus import TOKEN_FILES
 from geonorm.errors import UserError
+from geonorm.models.ids import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.loop import Data
@@ -169,14 +171,20 @@ def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and config.data.length > most:
         raise UserError(f"`data.length` {config.data.length} is longer than the {most} tokens of the model in {folder}")
-    if corpus.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"the corpus has {corpus.vocab_size} ids, but the model in {folder} {model.config.vocab_size}; prepare the "
-            "text with the model's tokenizer"
-        )
+    _check_embeddings(config, corpus, model)
     # A new model leaves the stream where drawing its weights ended; this one was drawn by somebody else.
     torch.manual_seed(config.seed)
     return model
+
+
+def _check_embeddings(config: RunConfig, corpus: Corpus, model: Any) -> None:
+    if corpus.vocab_size <= num_embeddings(model):
+        return
+    for name in TOKEN_FILES:
+        check_ids(model, [int(getattr(corpus, name).tokens.max())], f"the {name} side of the corpus {corpus.path}")
+    if config.sampling.every:
+        for prompt in config.sampling.prompts:
+            check_ids(model, corpus.tokenizer.encode(prompt, add_special_tokens=False).ids, f"the prompt {prompt!r}")
 
 
 def _check_tokenizer(folder: Path, corpus: Corpus) -> None:

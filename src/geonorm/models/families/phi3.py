@@ -23,7 +23,7 @@ def _qkv(weight: Tensor, config: Any) -> list[Part]:
 
 def _gate_up(weight: Tensor, config: Any) -> list[Part]:
     size = config.intermediate_size
-    return rows(weight, [("mlp_input", size), ("mlp_input", size)], labels=("gate", "up"))
+    return rows(weight, [("mlp_input", size), ("mlp_up", size)], labels=("gate", "up"))
 
 
 def _dropped(block: Any, sublayer: str, output: Tensor) -> Tensor:
