@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from geonorm import geometry
 
@@ -58,9 +57,10 @@ def _stored(value: Tensor) -> Tensor:
 
 def _rows(x: Tensor, u: Tensor) -> _Rows:
     dtype, on_cpu, compiling = arithmetic_dtype(x, u), x.device.type == "cpu", torch.compiler.is_compiling()
-    if on_cpu and not compiling and type(x) in (Tensor, torch.nn.Parameter):
-        # Reading the sums back stalls a GPU, breaks a compiled graph, and fails on a tensor without data.
-        rows = _plain_rows(x.to(dtype), u.to(dtype), None)
+    # Reading numbers back stalls a GPU, breaks a compiled graph, and fails on a tensor without data.
+    readable = on_cpu and not compiling and type(x) in (Tensor, torch.nn.Parameter)
+    if readable:
+        rows = _plain_rows(x.to(dtype), u.to(dtype), None, readable)
         if _in_range(rows, dtype):
             return rows
     if on_cpu and compiling and x.dtype == u.dtype == torch.float32:
@@ -70,7 +70,7 @@ def _rows(x: Tensor, u: Tensor) -> _Rows:
     # last bit, and dividing every entry took half of the time of the compiled step.
     scale = geometry.row_scale(x).clamp_max(1 / torch.finfo(dtype).tiny)
     inverse = 1 / scale
-    return _plain_rows(x * inverse, u * inverse, scale)._replace(stored=on_cpu and compiling)
+    return _plain_rows(x * inverse, u * inverse, scale, readable)._replace(stored=on_cpu and compiling)
 
 
 def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
@@ -93,18 +93,42 @@ def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
     inverse = _stored((1 / scale).to(x.dtype))
     x_scaled = x * inverse
     rows = _Rows(x_scaled, x_scaled, scale, ratio, inverse_square, v_square, empty, stored=True, wide=wide)
-    return rows._replace(v=torch.addcmul(u * inverse, rows.number(ratio), x_scaled, value=-1))
+    v = torch.addcmul(u * inverse, rows.number(ratio), x_scaled, value=-1)
+    # Where u's part along x is long, y has the length of x only by the numbers of v as it was rounded.
+    rest = _left_along(x_scaled, v, ratio, inverse_square)
+    rounded = ((v * v).sum(-1, keepdim=True) - rest * rest / torch.where(empty, 1.0, inverse_square)).clamp_min(0.0)
+    v_square = torch.where(_is_long(ratio), rounded, v_square)
+    return rows._replace(v=torch.addcmul(v, rows.number(rest), x_scaled, value=-1), v_square=v_square)
 
 
-def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
+def _is_long(ratio: Tensor) -> Tensor:
+    return ratio.abs() > geometry.PROJECT_AGAIN_ABOVE
+
+
+def _left_along(x: Tensor, v: Tensor, ratio: Tensor, inverse_square: Tensor) -> Tensor:
+    """What rounding has left of x in v where u had a long part along x, in units of x, ``[..., 1]``; elsewhere 0."""
+    return torch.where(_is_long(ratio), (v * x).sum(-1, keepdim=True) * inverse_square, 0.0)
+
+
+def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None, readable: bool) -> _Rows:
     square = (x * x).sum(-1, keepdim=True)
     empty = square == 0
     inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
     ratio = (x * u).sum(-1, keepdim=True) * inverse_square
     v = torch.addcmul(u, ratio, x, value=-1)
+    if torch.compiler.is_compiling():
+        # Both sums in one walk over the row. Outside, where a graph may be made of this, v comes first: |v|^2 must not
+        # be cut off at zero, which would end its second derivative there.
+        rest = _left_along(x, v, ratio, inverse_square)
+        v_square = ((v * v).sum(-1, keepdim=True) - rest * rest * square).clamp_min(0.0)
+        v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
+    else:
+        if not readable or bool(_is_long(ratio).any()):
+            rest = _left_along(x, v, ratio, inverse_square)
+            v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
+        v_square = (v * v).sum(-1, keepdim=True)
     # An empty row takes no step, however large its update: infinity times its zero would be NaN further on.
-    v_square = torch.where(empty, 0.0, (v * v).sum(-1, keepdim=True))
-    return _Rows(x, v, scale, ratio, inverse_square, v_square, empty)
+    return _Rows(x, v, scale, ratio, inverse_square, torch.where(empty, 0.0, v_square), empty)
 
 
 def _in_range(rows: _Rows, dtype: torch.dtype) -> bool:
@@ -150,7 +174,10 @@ def step_backward(
     radius: float | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of ``<g, y>`` by x, u and alpha in their dtypes and shapes; None where ``needs`` is false."""
+    """Gradients of ``<g, y>`` by x, u and alpha in their dtypes and shapes; None where ``needs`` is false.
+
+    A composition of torch's functions: with a graph switched on, what it returns can be differentiated again.
+    """
     rows = _rows(x, u)
     g = g.to(rows.x.dtype)
     alpha_now = _as_scalar(alpha, rows.x.dtype)
@@ -210,10 +237,7 @@ class _SphereStep(torch.autograd.Function):
         ctx.save_for_backward(x, u, *([alpha] if isinstance(alpha, Tensor) else []))
 
     @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides its names
-        ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, u, *rest = ctx.saved_tensors
         alpha = rest[0] if rest else ctx.alpha
         options = (ctx.retraction, ctx.max_angle, ctx.radius)
@@ -239,6 +263,6 @@ def sphere_step_autograd(
 ) -> Tensor:
     """The step with an analytic backward that saves x and u only; same arguments as the reference.
 
-    Differentiable once: a second derivative raises and needs ``impl="reference"``.
+    Differentiable to any order in reverse mode, since the backward is made of torch's functions.
     """
     return _SphereStep.apply(x, u, alpha, retraction, max_angle, radius)

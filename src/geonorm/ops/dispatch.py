@@ -14,6 +14,7 @@ from geonorm.ops.availability import why_not_triton
 from geonorm.ops.cpp import build_cpu, why_not_cpp
 from geonorm.ops.reference import sphere_step_reference
 from geonorm.ops.registered import sphere_step_cpp, sphere_step_op, sphere_step_triton
+from geonorm.ops.transforms import needs_composition
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": sphere_step_reference,
@@ -30,7 +31,8 @@ def which(x: Tensor, impl: str = "auto") -> str:
     ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, ``"cpp"`` on a CPU in eager mode where
     the C++ kernels have been built (:func:`geonorm.ops.build_cpu`), and ``"autograd"`` everywhere else.
     :func:`why_not` says what keeps a kernel from being taken. Under ``torch.compile`` on a CPU it is always
-    ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours.
+    ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours. Inside a transform of
+    ``torch.func``, and for tensors that carry a forward tangent, the plain composition stands in for all of them.
 
     Raises:
         UserError: unknown implementation, or one that cannot run here.
@@ -104,10 +106,13 @@ def sphere_step(
         max_angle: upper limit of theta, the angle travelled, in radians (above pi a step can come back), or None.
         radius: length of every row of the result; None keeps the length of x. Give it where many steps follow each
             other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
-        impl: ``"auto"`` (see :func:`which`), ``"reference"`` (plain composition, differentiable twice), ``"autograd"``
-            (analytic backward, saves x and u only), ``"op"`` (the same behind one registered operation, which
-            compilers leave whole), ``"triton"`` (the registered operation over fused kernels, for a GPU) or ``"cpp"``
-            (C++ kernels for a CPU, built at the first call if they are not there; see :func:`geonorm.ops.build_cpu`).
+        impl: ``"auto"`` (see :func:`which`), ``"reference"`` (plain composition), ``"autograd"`` (analytic backward,
+            saves x and u only), ``"op"`` (the same behind one registered operation, which compilers leave whole),
+            ``"triton"`` (the registered operation over fused kernels, for a GPU) or ``"cpp"`` (C++ kernels for a CPU,
+            built at the first call if they are not there; see :func:`geonorm.ops.build_cpu`). With each of them,
+            derivatives of any order in either mode are right: inside a transform of ``torch.func`` and where an input
+            carries a forward tangent the composition is taken, and a backward that is to be differentiated again
+            (``create_graph=True``) is made of torch's functions.
 
     Returns:
         ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|``
@@ -134,4 +139,6 @@ def sphere_step(
     chosen = _choose(x.device, arithmetic_dtype(x, u), impl)
     if impl == "cpp":
         _build()
+    if needs_composition(x, u, alpha):
+        chosen = "reference"
     return IMPLEMENTATIONS[chosen](x, u, alpha, retraction, max_angle, radius)

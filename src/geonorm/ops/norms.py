@@ -15,6 +15,7 @@ from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import FLOAT_DTYPES, check_rows
 from geonorm.ops.autograd import arithmetic_dtype
 from geonorm.ops.availability import why_not_triton
+from geonorm.ops.transforms import needs_composition, refuse_tangents
 
 NORM_IMPLEMENTATIONS = ("reference", "triton")
 
@@ -39,7 +40,7 @@ def add_rms_norm(
         UserError: shapes differ, an input is not floating point, or the implementation is unknown or cannot run here.
     """
     eps = _check(x, u, weight, eps)
-    if _choose(x, u, impl) == "triton":
+    if _choose(x, u, weight, impl) == "triton":
         return _add_rms_norm(x, u, weight, eps)
     total = (x + u).to(x.dtype)
     return total, _rms_norm(total, weight, eps, arithmetic_dtype(x, u)).to(x.dtype)
@@ -58,7 +59,7 @@ def scaled_add_rms_norm(
         ``[..., d]`` in x's dtype; the sum is not rounded in between.
     """
     eps, alpha = _check(x, u, weight, eps), check_positive("alpha", alpha)
-    if _choose(x, u, impl) == "triton":
+    if _choose(x, u, weight, impl) == "triton":
         return _scaled_add_rms_norm(x, u, weight, alpha, eps)
     dtype = arithmetic_dtype(x, u)
     return _rms_norm(alpha * x.to(dtype) + u.to(dtype), weight, eps, dtype).to(x.dtype)
@@ -76,7 +77,7 @@ def _check(x: Tensor, u: Tensor, weight: Tensor, eps: float) -> float:
     return check_positive("eps", eps)
 
 
-def _choose(x: Tensor, u: Tensor, impl: str) -> str:
+def _choose(x: Tensor, u: Tensor, weight: Tensor, impl: str) -> str:
     if impl not in ("auto", *NORM_IMPLEMENTATIONS):
         raise unknown("implementation", impl, [*NORM_IMPLEMENTATIONS, "auto"])
     if impl == "reference" or (impl == "auto" and x.device.type != "cuda"):
@@ -84,7 +85,7 @@ def _choose(x: Tensor, u: Tensor, impl: str) -> str:
     reason = why_not_triton(x.device, arithmetic_dtype(x, u))
     if impl == "triton" and reason is not None:
         raise UserError(f"impl='triton' cannot run here: {reason}")
-    return "triton" if reason is None else "reference"
+    return "triton" if reason is None and not needs_composition(x, u, weight) else "reference"
 
 
 def _like(value: Tensor) -> Tensor:
@@ -99,6 +100,7 @@ def _like(value: Tensor) -> Tensor:
 def _add_rms_norm(x: Tensor, u: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     from geonorm.ops import launch
 
+    refuse_tangents("ops.add_rms_norm", x, u, weight)
     total, y = launch.norm_forward(x, u, weight, 1.0, eps, with_sum=True)
     assert total is not None
     return total, y
@@ -117,6 +119,7 @@ def _(x: Tensor, u: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]
 def _scaled_add_rms_norm(x: Tensor, u: Tensor, weight: Tensor, alpha: float, eps: float) -> Tensor:
     from geonorm.ops import launch
 
+    refuse_tangents("ops.scaled_add_rms_norm", x, u, weight)
     return launch.norm_forward(x, u, weight, alpha, eps, with_sum=False)[1]
 
 
@@ -145,6 +148,7 @@ def _backward_op(
     """Gradients by u, by x where they are told apart (else empty) and by the gain (empty if not needed)."""
     from geonorm.ops import launch
 
+    refuse_tangents("ops.add_rms_norm", g, g_sum, x, u, weight)
     by_x, by_sum, by_weight = launch.norm_backward(g, g_sum, x, u, weight, alpha, eps, apart, need_weight)
     return by_sum, x.new_empty(0) if by_x is by_sum else by_x, x.new_empty(0) if by_weight is None else by_weight
 
@@ -165,6 +169,32 @@ def _(
     return _like(x if u is None else u), _like(x) if apart else nothing, _like(weight) if need_weight else nothing
 
 
+def _gradients(
+    g: Tensor,
+    g_sum: Tensor | None,
+    x: Tensor,
+    u: Tensor | None,
+    weight: Tensor,
+    alpha: float,
+    eps: float,
+    apart: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the backward operation returns; made of torch's functions where it is differentiated again."""
+    if not torch.is_grad_enabled() and not needs_composition(g, g_sum, x, u, weight):
+        by_u, by_x, by_weight = _backward_op(g, g_sum, x, u, weight, alpha, eps, apart, need_weight)
+        return by_u, by_x if apart else by_u, by_weight if need_weight else None
+    dtype = arithmetic_dtype(x, x if u is None else u)
+    z = x.to(dtype) if u is None else alpha * x.to(dtype) + u.to(dtype)
+    root = torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
+    normed, g_normed = z * root, g.to(dtype) * weight.to(dtype)
+    grad = root * (g_normed - normed * (g_normed * normed).mean(-1, keepdim=True))
+    if g_sum is not None:
+        grad = grad + g_sum.to(dtype)
+    by_weight = (g.to(dtype) * normed).sum_to_size(weight.shape).to(weight.dtype) if need_weight else None
+    return grad.to((x if u is None else u).dtype), (alpha * grad).to(x.dtype), by_weight
+
+
 def _setup_sum(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     _, u, weight, ctx.eps = inputs
     ctx.u_dtype = u.dtype
@@ -174,8 +204,8 @@ def _setup_sum(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _backward_sum(ctx: Any, g_sum: Tensor | None, g: Tensor) -> tuple[Tensor | None, ...]:
     total, weight = ctx.saved_tensors
-    grad, _, by_weight = _backward_op(g, g_sum, total, None, weight, 1.0, ctx.eps, False, ctx.needs_input_grad[2])
-    return grad, grad.to(ctx.u_dtype), by_weight if ctx.needs_input_grad[2] else None, None
+    grad, _, by_weight = _gradients(g, g_sum, total, None, weight, 1.0, ctx.eps, False, ctx.needs_input_grad[2])
+    return grad, grad.to(ctx.u_dtype), by_weight, None
 
 
 def _setup_scaled(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -187,9 +217,8 @@ def _backward_scaled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, u, weight = ctx.saved_tensors
     # Post-Norm's two gradients are one tensor, unless the stream has a wider dtype and would lose digits in u's.
     apart = ctx.alpha != 1.0 or x.dtype != u.dtype
-    options = (ctx.alpha, ctx.eps, apart, ctx.needs_input_grad[2])
-    by_u, by_x, by_weight = _backward_op(g, None, x, u, weight, *options)
-    return by_x if apart else by_u, by_u, by_weight if ctx.needs_input_grad[2] else None, None, None
+    by_u, by_x, by_weight = _gradients(g, None, x, u, weight, ctx.alpha, ctx.eps, apart, ctx.needs_input_grad[2])
+    return by_x, by_u, by_weight, None, None
 
 
 _add_rms_norm.register_autograd(_backward_sum, setup_context=_setup_sum)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from geonorm.geometry import retraction_exponent
 from geonorm.ops import autograd
+from geonorm.ops.transforms import needs_composition, refuse_tangents
 
 _OPTIONS = "Tensor? alpha, float step, float exponent, float? max_angle, float? radius, bool triton"
 
@@ -31,6 +32,7 @@ def _sphere_step(
     radius: float | None,
     triton: bool,
 ) -> Tensor:
+    refuse_tangents("sphere_step", x, u, alpha)
     size = step if alpha is None else alpha
     if triton:
         from geonorm.ops import launch
@@ -61,6 +63,7 @@ def _sphere_step_backward(
     triton: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    refuse_tangents("sphere_step", g, x, u, alpha)
     size = step if alpha is None else alpha
     if triton:
         from geonorm.ops import launch
@@ -92,8 +95,15 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward_by(operation: Any) -> Any:
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, u, *rest = ctx.saved_tensors
+        alpha = rest[0] if ctx.has_alpha else None
         needs = [bool(need) for need in ctx.needs_input_grad[:3]]
-        grads = operation(g, x, u, rest[0] if ctx.has_alpha else None, *ctx.options, needs)
+        if torch.is_grad_enabled() or needs_composition(g, x, u, alpha):
+            # To be differentiated again, or mapped over gradients: only torch's own functions can be.
+            step, exponent, max_angle, radius = ctx.options[:4]
+            size = step if alpha is None else alpha
+            grads = autograd.step_backward(g, x, u, size, exponent, max_angle, radius, needs)
+        else:
+            grads = operation(g, x, u, alpha, *ctx.options, needs)
         return (
             *(value if need else None for value, need in zip(grads, needs, strict=True)),
             *[None] * len(ctx.options),
@@ -106,7 +116,7 @@ _sphere_step.register_autograd(_backward_by(_sphere_step_backward), setup_contex
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> Any:
-    raise RuntimeError("the step has no autograd formula for its second derivative; use impl='reference'")
+    raise RuntimeError("geonorm::sphere_step_cpp_backward has no derivative; geonorm.sphere_step has, of any order")
 
 
 def register_cpp() -> None:
@@ -143,7 +153,7 @@ def sphere_step_op(
 ) -> Tensor:
     """The registered operation over the analytic function: one node to every compiler, never fused with neighbours.
 
-    Arguments as the reference takes them. The result is contiguous. Differentiable once.
+    Arguments as the reference takes them. The result is contiguous.
     """
     return _call(x, u, alpha, retraction, max_angle, radius, False)
 

@@ -57,6 +57,9 @@ struct Options {
 // Power series in the squared argument, exact to double below the bounds that geometry.py names.
 constexpr double trig_series_below = 0.25, atan_series_below = 0.02;
 
+// How many times as long as x the part of u along x is where v is projected again, as in geometry.py.
+constexpr double project_again_above = 4;
+
 template <size_t size>
 double series(const std::array<double, size>& coefficients, double z) {
   double total = coefficients[size - 1];
@@ -206,7 +209,8 @@ template <typename T>
 struct Row {
   const T *x, *u;
   double scale = 1, inverse_square = 0, v_square = 0;
-  T ratio = 0;
+  T ratio = 0;        // what has to be taken from u: v = u - ratio x
+  double taken = 0;   // what was taken from u before
   T g_x = 0, g_v = 0;
   bool empty = false;
 };
@@ -244,10 +248,27 @@ bool sums(Row<T>& row, const T* g, int64_t dim) {
   return square < limit && square > 1 / limit && std::abs(dot) < limit && row.v_square < limit;
 }
 
+// Where u has a long part along x, its rounding is left in v: v takes the place of u and is projected itself.
+template <typename T, bool gradient>
+void project_again(Row<T>& row, const T* g, int64_t dim, T* spare_u) {
+  using V = Vectorized<T>;
+  if (!(std::abs(row.ratio) > project_again_above)) return;
+  const V minus_ratio(-row.ratio);
+  walk<T>(dim, [&](int64_t i, int64_t count, auto) {
+    store(tangent(load(row.x + i, count), load(row.u + i, count), minus_ratio), spare_u + i, count);
+  });
+  row.u = spare_u;
+  row.taken = row.ratio;
+  sums<T, gradient>(row, g, dim);
+}
+
 template <typename T, bool gradient>
 Row<T> reduce(const T* x, const T* u, const T* g, int64_t dim, T* spare_x, T* spare_u) {
   Row<T> row{x, u};
-  if (sums<T, gradient>(row, g, dim)) return row;
+  if (sums<T, gradient>(row, g, dim)) {
+    project_again<T, gradient>(row, g, dim, spare_u);
+    return row;
+  }
   const T size = largest(x, dim);
   row.empty = size == 0;
   if (row.empty) return row;
@@ -261,6 +282,7 @@ Row<T> reduce(const T* x, const T* u, const T* g, int64_t dim, T* spare_x, T* sp
     row.x = spare_x;
     row.u = spare_u;
     sums<T, gradient>(row, g, dim);
+    project_again<T, gradient>(row, g, dim, spare_u);
   }
   return row;
 }
@@ -417,6 +439,7 @@ void backward_rows(const Tensor& g_all, const Tensor& x_all, const Tensor& u_all
       const double gain = a * f.sin_ratio;
       const double outward = 2 * slope * q + (o.resize ? f.cos * g_x + gain * g_v : 0);
       const V u_by_g(static_cast<T>(gain * resize)), x_by_g(static_cast<T>(f.cos * resize)), minus_ratio(-row.ratio);
+      const V minus_along_u(static_cast<T>(-(row.taken + row.ratio)));
       const V across(static_cast<T>(2 * a * a * slope * row.inverse_square));
       const V minus_along(static_cast<T>(-gain * g_x * row.inverse_square));
       const V minus_outward(static_cast<T>(-outward * row.inverse_square));
@@ -427,7 +450,7 @@ void backward_rows(const Tensor& g_all, const Tensor& x_all, const Tensor& u_all
           const V by_u = at::vec::fmadd(minus_along, x, at::vec::fmadd(across, v, u_by_g * g));
           if constexpr (with_u) store(by_u, grad_u + i, count);
           if constexpr (with_x) {
-            const V by_x = at::vec::fmadd(minus_along, v, at::vec::fmadd(minus_ratio, by_u, x_by_g * g));
+            const V by_x = at::vec::fmadd(minus_along, v, at::vec::fmadd(minus_along_u, by_u, x_by_g * g));
             store(at::vec::fmadd(minus_outward, x, by_x), grad_x + i, count);
           }
         });
@@ -443,6 +466,12 @@ void backward_rows(const Tensor& g_all, const Tensor& x_all, const Tensor& u_all
 
 // --- the operations --------------------------------------------------------------------------------------------------
 
+// PyTorch hands a tensor with a forward tangent on to an operation that has no formula for it, and drops the tangent.
+void refuse_tangent(const Tensor& value) {
+  TORCH_CHECK(!value._fw_grad(0).defined(),
+              "an operation below geonorm.sphere_step has no forward-mode derivative; geonorm.sphere_step has");
+}
+
 bool in_double(const Tensor& x, const Tensor& u) {
   return x.scalar_type() == at::kDouble || u.scalar_type() == at::kDouble;
 }
@@ -451,6 +480,7 @@ Tensor empty_rows(const Tensor& like) { return at::empty_like(like, at::MemoryFo
 
 Tensor step_forward(const Tensor& x, const Tensor& u, const std::optional<Tensor>& alpha, double step, double exponent,
                     std::optional<double> max_angle, std::optional<double> radius) {
+  for (const Tensor& value : {x, u, alpha.value_or(x)}) refuse_tangent(value);
   Tensor y = empty_rows(x);
   if (x.numel() == 0) return y;
   const Options options(alpha, step, exponent, max_angle, radius);
@@ -462,6 +492,7 @@ std::tuple<Tensor, Tensor, Tensor> step_backward(const Tensor& g, const Tensor& 
                                                  const std::optional<Tensor>& alpha, double step, double exponent,
                                                  std::optional<double> max_angle, std::optional<double> radius,
                                                  c10::List<bool> needs) {
+  for (const Tensor& value : {g, x, u, alpha.value_or(x)}) refuse_tangent(value);
   const bool need_x = needs.get(0), need_u = needs.get(1), need_alpha = needs.get(2) && alpha.has_value();
   const Tensor none = at::empty({0}, x.options());
   Tensor grad_x = need_x ? empty_rows(x) : none, grad_u = need_u ? empty_rows(u) : at::empty({0}, x.options());

@@ -14,6 +14,8 @@ Arithmetic is float32. Formulas and names are those of ``ops/autograd.py``, deri
 import triton
 import triton.language as tl
 
+from geonorm import geometry
+
 # Values of KIND: which retraction a kernel is compiled for.
 EXPONENTIAL = tl.constexpr(0)
 PROJECTION = tl.constexpr(1)
@@ -23,6 +25,7 @@ GENERAL = tl.constexpr(3)
 # eps over its square must not overflow.
 ANY_SIZE = tl.constexpr(1)
 NORM_SIZE = tl.constexpr(127 - 40)
+PROJECT_AGAIN_ABOVE = tl.constexpr(geometry.PROJECT_AGAIN_ABOVE)
 
 
 @triton.jit
@@ -150,6 +153,12 @@ def _safe_inverse(square):
 
 
 @triton.jit
+def _left_along(ratio, v_x, inverse_square):
+    """What rounding has left of x in v where u had a long part along x, in units of x; elsewhere 0."""
+    return tl.where(tl.abs(ratio) > PROJECT_AGAIN_ABOVE, v_x * inverse_square, 0.0)
+
+
+@triton.jit
 def _walk(x_ptr, u_ptr, rows, inside, x_stride, u_stride, dim, BLOCK: tl.constexpr):
     """Scale, <x,x> and <x,u> of a wide row in one walk: the sums are rescaled whenever a larger entry turns up."""
     largest = tl.zeros_like(rows).to(tl.float32)
@@ -188,11 +197,15 @@ def step_forward(
         inverse_square, empty = _safe_inverse(square)
         ratio = dot * inverse_square
         v_square = tl.zeros_like(square)
+        v_x = tl.zeros_like(square)
         for start in range(0, dim, BLOCK):
             mask = inside & (start + cols < dim)
             x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
             v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
             v_square += _sum(v * v)
+            v_x += _sum(v * x)
+        rest = _left_along(ratio, v_x, inverse_square)
+        v_square = tl.maximum(v_square - rest * rest * square, 0.0)
     else:
         x = _load(x_ptr, rows, x_stride, cols, mask)
         scale, inverse = _power_of_two(tl.max(tl.abs(x), axis=1, keep_dims=True), ANY_SIZE)
@@ -201,6 +214,8 @@ def step_forward(
         inverse_square, empty = _safe_inverse(_sum(x * x))
         ratio = _sum(x * u) * inverse_square
         v = u - ratio * x
+        rest = _left_along(ratio, _sum(v * x), inverse_square)
+        v = v - rest * x
         v_square = _sum(v * v)
     q = tl.where(empty, 0.0, alpha * alpha * v_square * inverse_square)
     cos, sinr = _factors(q, p, cos_max, sin_max, q_max, KIND, CLAMP)
@@ -213,7 +228,7 @@ def step_forward(
         for start in range(0, dim, BLOCK):
             mask = inside & (start + cols < dim)
             x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
+            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
             _store(y_ptr, rows, dim, start + cols, (cos * x + gain * v) * resize, mask)
     else:
         _store(y_ptr, rows, dim, cols, (cos * x + gain * v) * resize, mask)
@@ -239,6 +254,7 @@ def step_backward(
         inverse_square, empty = _safe_inverse(square)
         ratio = dot * inverse_square
         v_square = tl.zeros_like(square)
+        v_x = tl.zeros_like(square)
         g_x = tl.zeros_like(square)
         g_v = tl.zeros_like(square)
         for start in range(0, dim, BLOCK):
@@ -247,8 +263,12 @@ def step_backward(
             x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
             v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
             v_square += _sum(v * v)
+            v_x += _sum(v * x)
             g_x += _sum(g * x)
             g_v += _sum(g * v)
+        rest = _left_along(ratio, v_x, inverse_square)
+        v_square = tl.maximum(v_square - rest * rest * square, 0.0)
+        g_v -= rest * g_x
     else:
         x = _load(x_ptr, rows, x_stride, cols, mask)
         scale, inverse = _power_of_two(tl.max(tl.abs(x), axis=1, keep_dims=True), ANY_SIZE)
@@ -258,6 +278,8 @@ def step_backward(
         inverse_square, empty = _safe_inverse(_sum(x * x))
         ratio = _sum(x * u) * inverse_square
         v = u - ratio * x
+        rest = _left_along(ratio, _sum(v * x), inverse_square)
+        v = v - rest * x
         v_square = _sum(v * v)
         g_x = _sum(g * x)
         g_v = _sum(g * v)
@@ -287,12 +309,12 @@ def step_backward(
             mask = inside & (start + cols < dim)
             g = _load(g_ptr, rows, g_stride, start + cols, mask) * resize
             x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
+            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
             grad_u = gain * g + across * v - along * x
             if NEED_U:
                 _store(grad_u_ptr, rows, dim, start + cols, grad_u, mask)
             if NEED_X:
-                grad_x = cos * g - ratio * grad_u - along * v - outward * x
+                grad_x = cos * g - (ratio + rest) * grad_u - along * v - outward * x
                 _store(grad_x_ptr, rows, dim, start + cols, grad_x, mask)
     else:
         g = g * resize
@@ -300,7 +322,7 @@ def step_backward(
         if NEED_U:
             _store(grad_u_ptr, rows, dim, cols, grad_u, mask)
         if NEED_X:
-            _store(grad_x_ptr, rows, dim, cols, cos * g - ratio * grad_u - along * v - outward * x, mask)
+            _store(grad_x_ptr, rows, dim, cols, cos * g - (ratio + rest) * grad_u - along * v - outward * x, mask)
 
 
 @triton.jit

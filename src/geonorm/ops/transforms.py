@@ -1,0 +1,41 @@
+"""Whether a derivative is being taken that only torch's own functions can follow, not a fused step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def needs_composition(*values: Any) -> bool:
+    """True inside a transform of ``torch.func`` (grad, jvp, vmap, ...) and where a tensor carries a forward tangent.
+
+    A registered operation would drop the tangent without a word, and PyTorch would hand it the rows of a batch one by
+    one.
+    """
+    return _in_transform() or (not torch.compiler.is_compiling() and has_tangent(*values))
+
+
+def has_tangent(*values: Any) -> bool:
+    """Whether a tensor among the values is a dual number of forward-mode differentiation."""
+    return any(isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in values)
+
+
+def refuse_tangents(name: str, *values: Any) -> None:
+    """Raise where a fused operation, called by its own name, would drop a forward tangent.
+
+    Raises:
+        RuntimeError: names the function that is right there.
+    """
+    if has_tangent(*values):
+        raise RuntimeError(f"an operation below geonorm.{name} has no forward-mode derivative; geonorm.{name} has")
+
+
+def _in_transform() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# Compilers take what it returns for a constant: they enter the transforms themselves while they trace.
+_in_transform._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
