@@ -17,7 +17,7 @@ from geonorm.training import recipe
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import RunConfig
 from geonorm.training.folder import RunFolder
-from geonorm.training.loop import Loop, Outcome
+from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
 from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile
 from geonorm.training.parallel import Parallel, recompute_blocks
@@ -56,7 +56,7 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         resume: go on with what the folder holds; overwrite: delete it.
 
     Returns:
-        0 if the run came to its end; 1 if it diverged; 75 if it was told to end, or lost a rank, and can be resumed;
+        0 if the run came to its end; 1 if it diverged, or learned nothing in 100 steps or more; 75 if it was told to end, or lost a rank, and can be resumed;
         130 if it was interrupted by hand, and can be resumed.
 
     Raises:
@@ -244,6 +244,9 @@ class _Run:
             self.say(f"diverged: {outcome.message}; the last checkpoint, of step {self.saved}, is kept")
             return DIVERGED
         assert outcome.evaluation is not None
+        if outcome.status == "unlearned":
+            self.say(f"finished, but learned nothing: {outcome.message} after {steps} steps, in {self.out}")
+            return OK if steps < FIRST_STEPS else DIVERGED
         self.say(f"finished: validation loss {outcome.evaluation.loss:.4f} after {steps} steps, in {self.out}")
         return OK
 
@@ -257,6 +260,7 @@ class _Run:
             "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
             "train_loss": outcome.train_loss,
             "skipped_steps": outcome.skipped,
+            "unlabelled_steps": self.loop.progress.unlabelled,
             "loss_spikes": self.loop.progress.spikes,
             "tokens": outcome.tokens,
             "seconds": outcome.seconds,
