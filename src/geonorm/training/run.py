@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from geonorm.errors import UserError
+from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
 from geonorm.training import folder as places
 from geonorm.training import recipe
@@ -35,7 +36,6 @@ from geonorm.training.setup import (
     save_description,
     settings_of,
 )
-from geonorm.training.signals import TRY_AGAIN, StopRequest, stop_requests
 from geonorm.training.state import collect, restore, targets
 from geonorm.training.throughput import Throughput, flops_per_token, measured_peak, peak_memory
 from geonorm.training.trackers import open_trackers
@@ -63,6 +63,7 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         UserError: anything that a person has to change.
     """
     with stop_requests() as request:
+        begin()
         try:
             with joined(config.parallel, config.device) as ranks:
                 say: Say = (lambda text: print(text, flush=True)) if ranks.is_main else (lambda text: None)
@@ -112,6 +113,8 @@ class _Run:
         try:
             return self._train()
         finally:
+            # What is being closed is closed.
+            self.request.waiting_for_step = True
             if self.reporter is not None:
                 self.reporter.close()
             if self.folder is not None:
@@ -152,7 +155,6 @@ class _Run:
         try:
             outcome = self.loop.run()
         finally:
-            self.request.waiting_for_step = False
             self.checkpoints.wait()
         return self._finish(outcome)
 
