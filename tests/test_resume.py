@@ -16,7 +16,7 @@ from geonorm.training import run as running
 from geonorm.training.checkpoint import expendable
 from geonorm.training.manifest import MANIFEST
 from geonorm.training.run import run
-from geonorm.training.signals import INTERRUPTED, TRY_AGAIN
+from geonorm.signals import INTERRUPTED, TRY_AGAIN
 from train_runs import assert_same_end, finish, rows, stop_after, tensors, tiny, tiny_corpus
 
 

@@ -7,6 +7,12 @@ line live in subpackages with extras of their own, imported when first named.
 import importlib
 from types import ModuleType
 
+from geonorm.signals import is_command, leave_while_importing
+
+if is_command():
+    # Before torch, whose import takes seconds.
+    leave_while_importing()
+
 from geonorm import geometry, placements, schedules
 from geonorm.errors import UserError
 from geonorm.ops import sphere_step

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 
+from geonorm.console import drain, steady
 from geonorm.errors import UserError
+from geonorm.signals import INTERRUPTED, StopRequest, stop_requests
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry of the ``geonorm`` command.
 
+    Args:
+        arguments: words of the command line; None for those of this process, which is then taken to end with this:
+            signals change nothing any more.
+
     Returns:
-        0 if all went well; 1 if a trial failed; 2 if the user has to change something; 130 if interrupted.
+        0 if all went well; 1 if a trial failed or a run diverged; 2 if the user has to change something; 75 if asked to
+        end by SIGTERM or SIGUSR1; 130 if interrupted.
     """
-    # Ending politely when a scheduler asks for it lets a comparison end its trials first.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with steady(), stop_requests(leaves_at_once=arguments is None) as request:
+        try:
+            try:
+                code = _run(arguments, request)
+            finally:
+                request.leaves_at_once = False
+                request.waiting_for_step = True
+        except KeyboardInterrupt:
+            code = request.code or INTERRUPTED
+            _complain("interrupted")
+        if arguments is None:
+            request.ignore_further()
+        return code
+
+
+def _run(arguments: list[str] | None, request: StopRequest) -> int:
     try:
         import tyro
 
@@ -26,21 +44,33 @@ def main(arguments: list[str] | None = None) -> int:
         return tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="geonorm", description="Where should a Transformer normalise?", args=arguments
         )
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "geonorm":
+    except Exception as error:
+        if request.raised:
+            # What an interrupt was turned into on its way, by whoever caught it.
+            raise KeyboardInterrupt from error
+        message = _message(error)
+        if message is None:
             raise
-        print(f"error: {error.name} is not installed; run pip install 'geonorm[train]'", file=sys.stderr)
+        _complain(f"error: {message}")
         return 2
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
+
+
+def _message(error: Exception) -> str | None:
+    """What a person has to know of an error; None if it is a bug."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "geonorm":
+        return f"{error.name} is not installed; run pip install 'geonorm[train]'"
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror or error}{where}; check the path, its permissions and the disk", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return f"{error.strerror or error}{where}; check the path, its permissions and the disk"
+    return None
+
+
+def _complain(text: str) -> None:
+    # Both may be one terminal.
+    drain()
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

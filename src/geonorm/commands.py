@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from geonorm import signals
+from geonorm.console import results_are_printed
 from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
@@ -32,6 +34,7 @@ def compare(config: CompareConfig) -> int:
     from geonorm.report import describe, summary_table, write_report
 
     console = Console()
+    signals.begin()
     try:
         results = run(config, console)
     except KeyboardInterrupt:
@@ -54,6 +57,7 @@ def report(out: Path) -> int:
     """
     from geonorm.report import write_report
 
+    signals.begin()
     print(f"report: {write_report(out)}")
     return 0
 
@@ -89,6 +93,7 @@ def train(
         words += ["data.corpus=null", f"data.sources={json.dumps(data)}"]
     resolved = read_config(out, config, words, resume=resume)
     if show:
+        results_are_printed()
         print(dump(resolved), end="")
         return 0
     from geonorm.training.run import run
@@ -115,6 +120,7 @@ def plan(
     """
     from geonorm.sizing.show import plan_recipe
 
+    results_are_printed()
     return plan_recipe(config, words, gpu, num_gpus, mfu)
 
 
@@ -128,6 +134,7 @@ def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) 
     """
     from geonorm.training.export import export as write
 
+    signals.begin()
     write(run, out, step=step, say=print)
     return 0
 
@@ -139,6 +146,9 @@ def evaluate(config: EvalConfig) -> int:
 
     from geonorm.evaluation.run import run_eval
 
+    signals.begin()
+    if config.out is None:
+        results_are_printed()
     run_eval(config, Console())
     return 0
 
@@ -148,6 +158,8 @@ def generate(config: GenerateConfig) -> int:
     """Write on after prompts, printed as it comes."""
     from geonorm.evaluation.run import run_generate
 
+    signals.begin()
+    results_are_printed()
     run_generate(config)
     return 0
 
@@ -159,6 +171,7 @@ def convert(config: ConvertConfig) -> int:
 
     from geonorm.conversion.run import run_convert
 
+    signals.begin()
     run_convert(config, Console())
     return 0
 
@@ -168,6 +181,7 @@ def inspect_models(config: InspectConfig) -> int:
     """Run text through trained models and show what every sub-layer does to the residual stream."""
     from geonorm.report.inspection.show import inspect_and_report
 
+    signals.begin()
     return inspect_and_report(config)
 
 
@@ -175,6 +189,7 @@ def placements() -> int:
     """List the placements with their options and defaults."""
     from geonorm.placements import REGISTRY
 
+    results_are_printed()
     for name, kind in REGISTRY.items():
         options = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind)) or "no options"
         summary = (inspect.getdoc(kind) or "").split("\n")[0].replace("``", "")
@@ -190,6 +205,7 @@ def prepare(config: PrepareConfig) -> int:
     from geonorm.data import prepare as run
     from geonorm.data.progress import LiveProgress
 
+    signals.begin()
     with LiveProgress(Console()) as show:
         run(list(config.sources) or None, report=show.say, progress=show, **config.arguments())
     return 0

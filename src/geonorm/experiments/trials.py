@@ -100,7 +100,7 @@ def read_result(folder: Path, trial: Trial) -> dict[str, Any] | None:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    finished = isinstance(result, dict) and result.get("status") in ("ok", "diverged")
+    finished = isinstance(result, dict) and result.get("status") in ("ok", "diverged", "unlearned")
     return result if finished and _spec(folder) == _plain(trial) else None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from geonorm.errors import UserError
 from geonorm.training.ranks import Ranks, solo
 
 # The label that losses leave out, torch's own; as an input it stands for padding.
@@ -25,12 +26,14 @@ class Evaluation:
     Attributes:
         loss: mean nats a token, over all tokens of all windows that have a label.
         bits_per_byte: bits for each byte of text that the target tokens stand for.
-        window_losses: mean nats a token of each window, float64 ``[num_windows]``.
+        window_losses: mean nats a token of each window that has a label, float64 ``[num_labelled]``.
+        labelled_windows: numbers of those windows, int64 ``[num_labelled]``.
     """
 
     loss: float
     bits_per_byte: float
     window_losses: np.ndarray
+    labelled_windows: np.ndarray
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
@@ -82,7 +85,15 @@ def evaluate(
     """Evaluate on windows ``[num_windows, length + 1]``; ``batch`` changes nothing but speed and rounding.
 
     Several ranks share the windows; each gets the whole result.
+
+    Raises:
+        UserError: no token of any window has a label.
     """
+    targets = windows[:, 1:]
+    labelled = targets != IGNORED
+    counts = np.count_nonzero(labelled, axis=1)
+    if not counts.any():
+        raise UserError(f"no token of the {len(windows)} windows to evaluate on has a label; give text that has some")
     device = next(model.parameters()).device
     ranks = ranks or solo(device)
     # Every rank takes as many passes as the others, because passes of a model that is cut over them are made together.
@@ -94,12 +105,11 @@ def evaluate(
             ids = torch.from_numpy(mine[start : start + batch]).to(device)
             rows.append(token_losses(model, ids).cpu().numpy())
     losses = ranks.concatenate(np.concatenate(rows))[: len(windows)].astype(np.float64)
-    targets = windows[:, 1:]
-    labelled = targets != IGNORED
     num_bytes = int(token_bytes[targets[labelled]].sum())
     bits = float(losses.sum()) / math.log(2)
     return Evaluation(
-        loss=float(losses.sum()) / np.count_nonzero(labelled),
+        loss=float(losses.sum() / counts.sum()),
         bits_per_byte=bits / num_bytes if num_bytes else math.nan,
-        window_losses=losses.sum(axis=1) / np.count_nonzero(labelled, axis=1),
+        window_losses=losses.sum(axis=1)[counts > 0] / counts[counts > 0],
+        labelled_windows=np.flatnonzero(counts),
     )

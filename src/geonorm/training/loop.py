@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,13 @@ from geonorm.training.settings import TrainSettings
 # So many skipped steps in a row will not mend themselves: the run has diverged.
 MAX_SKIPPED_IN_A_ROW = 10
 SPIKE_DEVIATIONS = 7.0
-# So few steps need not bring the loss below guessing, unless it rose by so many nats above its lowest.
-_FIRST_STEPS = 100
-_RISE = 0.5
+# A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
+# one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
+# what a loss may rise above its lowest, or above guessing, without having diverged.
+LEARNED = 0.05
+RISE = 0.5
+# So few steps need not teach a model anything.
+FIRST_STEPS = 100
 _EVAL_BATCH = 16
 _PROBE_WINDOWS = 4
 
@@ -52,8 +56,9 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        status: ``"ok"``, ``"diverged"``, or ``"stopped"`` if it was asked to end before its last step.
-        message: why it counts as diverged, else empty.
+        status: ``"ok"``, ``"diverged"``, ``"unlearned"`` if it is no better than guessing, or ``"stopped"`` if it was
+            asked to end before its last step. See :func:`verdict`.
+        message: why it counts as diverged or unlearned, else empty.
         evaluation: at the last step; None if the run ended before it.
         train_loss: mean over the last tenth of the steps, those skipped left out, nats a token.
         tokens: tokens trained on.
@@ -103,7 +108,8 @@ def train(
         model: on the device to train on; its weights are where training starts.
         windows, eval_windows, token_bytes: see :class:`Data`.
         settings: see :class:`TrainSettings`.
-        emit: is given every row of metrics: kinds ``"train"``, ``"eval"``, ``"layers"``, ``"skipped"``, ``"spike"``.
+        emit: is given every row of metrics: kinds ``"train"``, ``"eval"``, ``"layers"``, ``"skipped"``, ``"spike"``,
+            ``"unlabelled"``.
     """
     ranks = solo(next(model.parameters()).device)
     optimizer, schedule = make_optimizer(model, settings)
@@ -147,10 +153,7 @@ class Loop:
         while progress.step < settings.steps:
             measured = self.take_step(progress.step + 1)
             if progress.in_a_row >= self.max_skipped:
-                message = (
-                    f"loss or gradient was not finite in {progress.in_a_row} steps in a row, up to step {progress.step}"
-                )
-                return self._outcome("diverged", message, None)
+                return self._outcome("diverged", _not_finite(progress), None)
             if measured is not None:
                 angles = self._angles()
                 self.emit({"kind": "layers", "step": progress.step, "grad_norm": measured, "angle": angles})
@@ -163,16 +166,26 @@ class Loop:
                 return self._outcome("stopped", "", None)
         # A run that was resumed at its end has its row already.
         evaluation = evaluation or self._evaluate(self.data.eval_windows)
-        verdict = _verdict(evaluation.loss, len(self.data.token_bytes), progress.recent)
+        ending = verdict(evaluation.loss, len(self.data.token_bytes), progress)
         test = None if self.data.test_windows is None else self._evaluate(self.data.test_windows)
-        return dataclasses.replace(self._outcome(*verdict, evaluation), test=test)
+        return dataclasses.replace(self._outcome(*ending, evaluation), test=test)
 
     def take_step(self, step: int) -> list[float] | None:
-        """Take one step; returns the gradient norm of each block where it is due."""
+        """Take one step; returns the gradient norm of each block where it is due.
+
+        A step in which no token has a label on any rank is none: it changes nothing, and counts neither as good nor as
+        skipped.
+        """
         settings, progress = self.settings, self.progress
         begin = time.perf_counter()
         lr = self.schedule.apply(step - 1)
         total = self._accumulate_gradients(step)
+        if total is None:
+            progress.step = step
+            progress.unlabelled += 1
+            progress.seconds += time.perf_counter() - begin
+            self.emit({"kind": "unlabelled", "step": step})
+            return None
         measured = None
         if _due(step, settings.layers_every, settings.steps):
             pause = time.perf_counter()
@@ -181,8 +194,8 @@ class Loop:
         norm = whole(nn.utils.clip_grad_norm_(self._parameters, settings.clip))
         # One look at the device a step: both numbers together.
         loss, grad_norm = torch.stack([total, norm.double()]).tolist()
-        spike = False
-        if math.isfinite(loss) and math.isfinite(grad_norm):
+        good, spike = math.isfinite(loss) and math.isfinite(grad_norm), False
+        if good:
             self.optimizer.step()
             spike = progress.add_loss(loss, self.spike_deviations)
         else:
@@ -191,21 +204,26 @@ class Loop:
         progress.step = step
         progress.seconds += time.perf_counter() - begin
         event = {"step": step, "loss": loss, "grad_norm": grad_norm}
-        if progress.in_a_row:
+        if not good:
             self.emit({"kind": "skipped", **event})
         elif spike:
             self.emit({"kind": "spike", **event})
-        if _due(step, settings.log_every, settings.steps):
+        if good and _due(step, settings.log_every, settings.steps):
             row = {"step": step, "tokens": self._tokens(), "loss": loss, "lr": lr, "grad_norm": grad_norm}
             self.emit({"kind": "train", **row, "seconds": progress.seconds})
         return measured
 
-    def _accumulate_gradients(self, step: int) -> Tensor:
-        """Backward over this rank's micro-batches; returns the mean loss a token of the whole step, float64."""
+    def _accumulate_gradients(self, step: int) -> Tensor | None:
+        """Backward over this rank's micro-batches; returns the mean loss a token of the whole step, float64.
+
+        None, and no backward, if no token has a label on any rank.
+        """
         device, settings = self.ranks.device, self.settings
         batch = self._batch(step)
         # Labels can be missing, and not as often on one rank as on another.
         num_tokens = self._all(num_labels(batch)) if (batch < 0).any() or self.ranks.size > 1 else batch[:, 1:].size
+        if num_tokens == 0:
+            return None
         total = torch.zeros((), dtype=torch.float64, device=device)
         parts = torch.from_numpy(batch).to(device, non_blocking=True).chunk(settings.accumulation)
         for number, part in enumerate(parts, start=1):
@@ -259,12 +277,25 @@ def _due(step: int, every: int, steps: int) -> bool:
     return step == 1 or step % every == 0 or step == steps
 
 
-def _verdict(val_loss: float, vocab_size: int, losses: Sequence[float]) -> tuple[str, str]:
-    chance = math.log(vocab_size)
+def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, str]:
+    """How a run that came to its last step has ended: status and, where that is not ``"ok"``, the reason.
+
+    ``"diverged"``: the last step was skipped, the loss is not finite, or it is no better than guessing and lies more
+    than 0.5 nats above guessing or above the lowest of the latest training losses. ``"unlearned"``: it is no better
+    than guessing otherwise, as after a few steps. No better than guessing is a loss above ``log(vocab_size) - 0.05``.
+    """
+    guess = math.log(vocab_size)
+    if progress.in_a_row:
+        return "diverged", _not_finite(progress)
     if not math.isfinite(val_loss):
         return "diverged", "the validation loss is not finite"
-    # A new model starts a little above guessing, so a short run may end there although nothing went wrong.
-    just_begun = 0 < len(losses) < _FIRST_STEPS and val_loss <= min(losses) + _RISE
-    if val_loss >= chance and not just_begun:
-        return "diverged", f"the validation loss {val_loss:.3f} is no better than guessing ({chance:.3f})"
-    return "ok", ""
+    if val_loss <= guess - LEARNED:
+        return "ok", ""
+    rose = val_loss > min([guess, *progress.recent]) + RISE
+    reason = f"the validation loss {val_loss:.3f} is no better than guessing ({guess:.3f})"
+    return ("diverged" if rose else "unlearned"), reason
+
+
+def _not_finite(progress: Progress) -> str:
+    steps = "the last step" if progress.in_a_row == 1 else f"{progress.in_a_row} steps in a row"
+    return f"loss or gradient was not finite in {steps}, up to step {progress.step}"

@@ -22,6 +22,7 @@ class Progress:
     Attributes:
         step: optimiser steps done, those skipped included.
         seconds: wall time of training steps alone.
+        unlabelled: steps in which no token had a label.
         skipped: steps whose loss or gradient was not finite; in_a_row: of them, those up to now without a good one.
         spikes: losses far above those before them, see :meth:`add_loss`.
         tail: latest losses, those skipped left out; at most as many as the mean at the end is taken over.
@@ -30,6 +31,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    unlabelled: int = 0
     skipped: int = 0
     in_a_row: int = 0
     spikes: int = 0
@@ -75,8 +77,9 @@ class Progress:
     def from_json(cls, data: dict[str, Any], steps: int) -> Progress:
         """Rebuild the progress of a run of ``steps`` steps."""
         progress = cls.start(steps)
-        for name in ("step", "skipped", "in_a_row", "spikes"):
-            setattr(progress, name, int(data[name]))
+        for name in ("step", "unlabelled", "skipped", "in_a_row", "spikes"):
+            # Checkpoints that do not count steps without labels are older than the count.
+            setattr(progress, name, int(data.get(name, 0) if name == "unlabelled" else data[name]))
         progress.seconds = float(data["seconds"])
         progress.tail.extend(map(float, data["tail"]))
         progress.recent.extend(map(float, data["recent"]))

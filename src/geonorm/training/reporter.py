@@ -60,6 +60,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "train": _train,
     "eval": lambda row: f"validation loss {row['val_loss']:.4f}  {row['val_bits_per_byte']:.4f} bits/byte",
     "skipped": lambda row: f"skipped: loss {row['loss']}, gradient norm {row['grad_norm']}",
+    "unlabelled": lambda row: "no token has a label: not trained on",
     "spike": lambda row: f"loss spike: {row['loss']:.4f}",
     "sample": lambda row: " | ".join(f"{text['prompt']!r} -> {text['text']!r}" for text in row["texts"]),
 }

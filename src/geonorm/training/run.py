@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from geonorm.errors import UserError
+from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
 from geonorm.training import folder as places
 from geonorm.training import recipe
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import RunConfig
 from geonorm.training.folder import RunFolder
-from geonorm.training.loop import Loop, Outcome
+from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
 from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile
 from geonorm.training.parallel import Parallel, recompute_blocks
@@ -35,7 +36,6 @@ from geonorm.training.setup import (
     save_description,
     settings_of,
 )
-from geonorm.training.signals import TRY_AGAIN, StopRequest, stop_requests
 from geonorm.training.state import collect, restore, targets
 from geonorm.training.throughput import Throughput, flops_per_token, measured_peak, peak_memory
 from geonorm.training.trackers import open_trackers
@@ -56,13 +56,14 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         resume: go on with what the folder holds; overwrite: delete it.
 
     Returns:
-        0 if the run came to its end; 1 if it diverged; 75 if it was told to end, or lost a rank, and can be resumed;
+        0 if the run came to its end; 1 if it diverged, or learned nothing in 100 steps or more; 75 if it was told to end, or lost a rank, and can be resumed;
         130 if it was interrupted by hand, and can be resumed.
 
     Raises:
         UserError: anything that a person has to change.
     """
     with stop_requests() as request:
+        begin()
         try:
             with joined(config.parallel, config.device) as ranks:
                 say: Say = (lambda text: print(text, flush=True)) if ranks.is_main else (lambda text: None)
@@ -112,6 +113,8 @@ class _Run:
         try:
             return self._train()
         finally:
+            # What is being closed is closed.
+            self.request.waiting_for_step = True
             if self.reporter is not None:
                 self.reporter.close()
             if self.folder is not None:
@@ -152,7 +155,6 @@ class _Run:
         try:
             outcome = self.loop.run()
         finally:
-            self.request.waiting_for_step = False
             self.checkpoints.wait()
         return self._finish(outcome)
 
@@ -244,6 +246,9 @@ class _Run:
             self.say(f"diverged: {outcome.message}; the last checkpoint, of step {self.saved}, is kept")
             return DIVERGED
         assert outcome.evaluation is not None
+        if outcome.status == "unlearned":
+            self.say(f"finished, but learned nothing: {outcome.message} after {steps} steps, in {self.out}")
+            return OK if steps < FIRST_STEPS else DIVERGED
         self.say(f"finished: validation loss {outcome.evaluation.loss:.4f} after {steps} steps, in {self.out}")
         return OK
 
@@ -257,6 +262,7 @@ class _Run:
             "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
             "train_loss": outcome.train_loss,
             "skipped_steps": outcome.skipped,
+            "unlabelled_steps": self.loop.progress.unlabelled,
             "loss_spikes": self.loop.progress.spikes,
             "tokens": outcome.tokens,
             "seconds": outcome.seconds,
