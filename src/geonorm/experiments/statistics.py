@@ -3,8 +3,8 @@
 A loss by seed s and document d is read as ``mean + seed_s + document_d + rest_sd``: every seed is judged on the same
 documents, so the two are crossed. The variance of the mean over both is taken by the method of moments: what varies
 from seed to seed, plus what varies from document to document, less what both contain of the rest. Degrees of freedom
-are Satterthwaite's; those of the documents allow for their unequal sizes (Bell and McCaffrey 2002). An interval is never
-narrower than Student's over the seeds alone. ``benchmarks/coverage.py`` measures how often it holds the truth.
+are Satterthwaite's; those of the documents allow for their unequal sizes (Bell and McCaffrey 2002). An interval is
+never narrower than Student's over the seeds alone. ``benchmarks/coverage.py`` measures how often it holds the truth.
 """
 
 from __future__ import annotations
@@ -81,11 +81,7 @@ def estimate(losses: np.ndarray, documents: np.ndarray | None = None) -> Estimat
     total = max(seeds + documents_part - rest_part, seeds)
     if total == 0:
         return Estimate(mean, "seeds and documents", (alone,))
-    spread = (
-        seeds**2 / (num_seeds - 1)
-        + documents_part**2 / freedom
-        + rest_part**2 / (freedom * (num_seeds - 1))
-    )
+    spread = seeds**2 / (num_seeds - 1) + documents_part**2 / freedom + rest_part**2 / (freedom * (num_seeds - 1))
     return Estimate(mean, "seeds and documents", ((math.sqrt(total), total**2 / spread), alone))
 
 
@@ -109,9 +105,8 @@ def holm_levels(p_values: Sequence[float], alpha: float = 1 - LEVEL) -> list[flo
 
 def _by_document(losses: np.ndarray, documents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Mean loss ``[num_seeds, num_documents]`` and number of windows ``[num_documents]``."""
-    if documents is None:
-        documents = np.zeros(losses.shape[1], dtype=int)
-    names, index = np.unique(documents, return_inverse=True)
+    one_for_all = np.zeros(losses.shape[1], dtype=int)
+    names, index = np.unique(one_for_all if documents is None else documents, return_inverse=True)
     sizes = np.bincount(index, minlength=len(names)).astype(float)
     means = np.stack([np.bincount(index, weights=row, minlength=len(names)) for row in losses]) / sizes
     return means, sizes
