@@ -31,21 +31,22 @@ def compare(config: CompareConfig) -> int:
     from rich.console import Console
 
     from geonorm.experiments.compare import compare as run
-    from geonorm.report import describe, summary_table, write_report
+    from geonorm.report import describe, parse_results, summary_table, write_report
 
     console = Console()
     signals.begin()
     try:
-        results = run(config, console)
+        results = parse_results(run(config, console))
     except KeyboardInterrupt:
         console.print("finished trials are kept; the same command with --resume goes on from them")
         raise
     console.print(summary_table(results))
-    console.print(f"{describe(results).headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
-    for note in results["notes"]:
+    finding = describe(results)
+    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
+    for note in (*finding.sentences, *results.notes):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
-    return 1 if any(trial["status"] == "failed" for trial in results["trials"]) else 0
+    return 1 if any(trial.status == "failed" for trial in results.trials) else 0
 
 
 @tyro.conf.configure(tyro.conf.Positional)

@@ -19,16 +19,19 @@ from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
 from geonorm.experiments.environment import environment
 from geonorm.experiments.local import Executor, LocalExecutor
-from geonorm.experiments.notes import corpus_facts, notes
+from geonorm.experiments.notes import corpus_facts, notes, rate_facts
 from geonorm.experiments.plan import CorpusKey, Plan, make_plan
+from geonorm.experiments.rates import MORE_ROUNDS
 from geonorm.experiments.remote import RayExecutor
-from geonorm.experiments.statistics import summarize
+from geonorm.experiments.summary import summarize
 from geonorm.experiments.trials import Trial
 from geonorm.storage import write_json, write_text
 
 CONFIG = "config.yaml"
 RESULTS = "results.json"
 TRIALS = "trials"
+# The report refuses results of another format, in which the same words can stand for other numbers.
+FORMAT = 2
 _LOCK = ".lock"
 
 
@@ -51,7 +54,8 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         plan = dataclasses.replace(plan, vocab_size=corpus.vocab_size)
     for part in (corpus.train, corpus.val, corpus.test):
         Windows(part, length=plan.training.length)
-    with _claimed(config.out, {**plan.resolved(), "corpus_fingerprint": corpus.description["fingerprint"]}):
+    fingerprint = corpus.description["fingerprint"]
+    with _claimed(config.out, {"format": FORMAT, **plan.resolved(), "corpus_fingerprint": fingerprint}):
         return _Comparison(plan, corpus, console).run()
 
 
@@ -62,14 +66,12 @@ class _Comparison:
         self.out = plan.config.out
         self.results: dict[str, dict[str, Any]] = {}
         self.ran_on: dict[str, Any] = {}
-        self.first = plan.first_trials(self.key)
-        self.order = [trial.id for trial in self.first]
-        later = 0 if plan.config.full_grid else (len(plan.config.seeds) - 1) * len(plan.placements)
-        self.num_trials = len(self.first) + later
+        self.order: list[str] = []
+        self.complete = False
 
     def run(self) -> dict[str, Any]:
         """Run every trial that is not finished; the results file is whole at any time."""
-        with Display(self.console, self.num_trials, self.plan.training.steps) as display:
+        with Display(self.console, self.plan.training.steps) as display:
 
             def finish(trial: Trial, result: dict[str, Any]) -> None:
                 self.results[trial.id] = result
@@ -79,11 +81,20 @@ class _Comparison:
             callbacks = {"on_start": display.start, "on_progress": display.progress, "on_finish": finish}
             with self.executor(display.note, callbacks) as executor:
                 self.ran_on = executor.environment()
-                first = executor.run(self.first, self.out / TRIALS, self.corpus.path)
-                later = self.plan.later_trials(first, self.key)
-                self.order += [trial.id for trial in later]
-                self.num_trials = len(self.order)
-                executor.run(later, self.out / TRIALS, self.corpus.path)
+
+                def run(trials: list[Trial]) -> list[dict[str, Any]]:
+                    self.order += [trial.id for trial in trials]
+                    display.expect(len(trials))
+                    return executor.run(trials, self.out / TRIALS, self.corpus.path)
+
+                found = run(self.plan.first_trials(self.key))
+                for _ in range(1 + MORE_ROUNDS):
+                    trials = self.plan.refining_trials(found, self.key)
+                    if not trials:
+                        break
+                    found += run(trials)
+                run(self.plan.later_trials(found, self.key))
+        self.complete = True
         return self.write()
 
     def executor(self, note: Callable[[str], None], callbacks: dict[str, Any]) -> Executor:
@@ -99,14 +110,15 @@ class _Comparison:
         trials = [self.results[name] for name in self.order if name in self.results]
         unnamed = sum(1 for folder in root.iterdir() if folder.is_dir() and folder.name not in self.results)
         output = {
+            "format": FORMAT,
             "trials": trials,
-            "summary": summarize(trials, root),
+            **summarize(trials, root, self.plan.design(self.complete)),
+            "rates": rate_facts(self.plan),
             "environment": {**environment(), **self.ran_on},
             "settings": self.plan.settings(),
             "corpus": corpus_facts(self.corpus),
             "command": self.plan.command(),
-            "rates": self.plan.rate_source(),
-            "notes": notes(self.plan, self.corpus, trials, self.num_trials, unnamed),
+            "notes": notes(self.plan, self.corpus, trials, self.complete, unnamed),
         }
         write_json(self.out / RESULTS, output)
         return output
@@ -147,8 +159,11 @@ def _check_same(path: Path, resolved: dict[str, Any]) -> None:
     try:
         saved = yaml.safe_load(path.read_text(encoding="utf-8"))
         before = {**saved["settings"], "data": saved["corpus_fingerprint"]}
+        version = saved.get("format")
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; name another folder") from error
+    if version != FORMAT:
+        raise UserError(f"{path.parent} holds a comparison of another version of geonorm; name another folder")
     now = {**resolved["settings"], "data": resolved["corpus_fingerprint"]}
     for key, value in now.items():
         if before.get(key) != value:

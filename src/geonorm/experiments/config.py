@@ -11,6 +11,7 @@ _Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_FR
 _Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_FROM_PRESET)]
 _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_FROM_PRESET)]
 _Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_PRESET)]
+_Ints = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint=_FROM_PRESET)]
 _Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_PRESET)]
 _Jobs = Annotated[
     int | None,
@@ -44,8 +45,10 @@ class CompareConfig:
     """Optimiser steps a trial"""
     lrs: _Floats = ()
     """Peak learning rates to try, the same for every placement"""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds. With several rates the first seed chooses each placement's rate and the others run at it alone"""
+    seeds: _Ints = ()
+    """Seeds. With several rates the first chooses each placement's rate and does not report, the others report"""
+    refine: bool = True
+    """After the grid, try the neighbours of each best rate, a factor of sqrt(2) away; without them no verdict"""
     full_grid: bool = False
     """Run every learning rate with every seed"""
     jobs: _Jobs = None
@@ -85,6 +88,6 @@ class CompareConfig:
     vocab_size: _Int = None
     """Size of the tokenizer trained on the data; 257 means bytes"""
     eval_windows: _Int = None
-    """Validation windows"""
+    """Windows of the validation text, and of the test text"""
     eval_every: _Int = None
     """Steps between evaluations"""

@@ -13,11 +13,11 @@ from geonorm.experiments.trials import Trial
 
 
 class Display:
-    """Progress of ``num_trials`` trials of ``steps`` steps each; a context manager."""
+    """Progress of trials of ``steps`` steps each; a context manager."""
 
-    def __init__(self, console: Console, num_trials: int, steps: int) -> None:
+    def __init__(self, console: Console, steps: int) -> None:
         self.console = console
-        self.num_trials, self.num_finished, self.steps = num_trials, 0, steps
+        self.num_trials, self.num_finished, self.steps = 0, 0, steps
         self._bars: dict[str, TaskID] = {}
         self._live = None
         if console.is_terminal:
@@ -30,7 +30,7 @@ class Display:
                 console=console,
                 transient=True,
             )
-            self._all = self._live.add_task("all trials", total=num_trials * steps, loss="")
+            self._all = self._live.add_task("all trials", total=0, loss="")
 
     def __enter__(self) -> Display:
         if self._live:
@@ -42,6 +42,12 @@ class Display:
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def expect(self, count: int) -> None:
+        """Count on so many more trials; a search does not know all of them when it begins."""
+        self.num_trials += count
+        if self._live:
+            self._live.update(self._all, total=self.num_trials * self.steps)
 
     def start(self, running: Running) -> None:
         """Show a trial that begins."""

@@ -10,47 +10,40 @@ from geonorm.experiments.plan import Plan
 _NAMES_SHOWN = 6
 
 
-def notes(plan: Plan, corpus: Corpus, trials: list[dict[str, Any]], num_trials: int, unnamed: int) -> list[str]:
-    """Sentences for the report, from the plan and the trials so far.
+def notes(plan: Plan, corpus: Corpus, trials: list[dict[str, Any]], complete: bool, unnamed: int) -> list[str]:
+    """Sentences for the report on what its numbers do not show.
 
     Args:
         plan: the comparison.
         corpus: its text.
         trials: results so far.
-        num_trials: how many there will be.
+        complete: whether all of them have ended.
         unnamed: folders of trials in the output folder that this comparison does not name.
     """
-    sentences = [_rates(plan), *_inherited(plan)]
-    seeds = plan.config.seeds
-    if any(len(rates) > 1 for rates in plan.rates) and not plan.config.full_grid and len(seeds) > 1:
-        sentences.append(
-            f"Seed {seeds[0]} chose each placement's learning rate and the other seeds ran at that rate alone. The "
-            "choosing seed is part of the mean, which flatters every row, though not all equally."
-        )
-    available = Windows(corpus.val, length=plan.training.length).num_windows
-    if available < plan.training.eval_windows:
-        sentences.append(f"The validation text holds only {available} windows; all of them are used.")
+    sentences = _inherited(plan)
+    for side, name in (("val", "validation"), ("test", "test")):
+        available = Windows(getattr(corpus, side), length=plan.training.length).num_windows
+        if available < plan.training.eval_windows:
+            sentences.append(f"The {name} text holds only {available} windows; all of them are used.")
     if len({trial.get("code") for trial in trials if trial["status"] != "failed"}) > 1:
         sentences.append("The trials did not all run on the same version of the code.")
-    if len(trials) < num_trials:
-        sentences.append(f"The comparison is not finished: {len(trials)} of {num_trials} trials have ended.")
+    if not complete:
+        sentences.append(f"The comparison is not finished: {len(trials)} trials have ended.")
     elif unnamed:
         sentences.append(f"The folder holds {unnamed} more trials that are not part of this comparison.")
     return sentences
 
 
-def _rates(plan: Plan) -> str:
+def rate_facts(plan: Plan) -> dict[str, Any]:
+    """How the learning rates were found and which seeds report, for the results."""
     source = plan.rate_source()
-    if source == "searched":
-        return "Each placement was tried at several learning rates and is shown at its own best."
-    if source == "given":
-        return "All placements were given the same learning rate."
-    if source == "tuned":
-        return (
-            "Each placement runs at a learning rate of its own, because one rate for all decides the ranking. "
-            + plan.preset.tuned
-        )
-    return "The preset's learning rates were not tuned for each placement, so the ranking says little."
+    return {
+        "source": source,
+        "refined": source == "searched" and plan.config.refine,
+        "selection_seed": plan.selection_seed,
+        "reporting_seeds": list(plan.reporting_seeds),
+        "found": plan.preset.tuned if source == "tuned" else "",
+    }
 
 
 def _inherited(plan: Plan) -> list[str]:
@@ -71,8 +64,15 @@ def corpus_facts(corpus: Corpus) -> dict[str, Any]:
     counts = {
         f"{count}_{side}": description[count][side]
         for count in ("num_documents", "num_bytes", "num_tokens")
-        for side in ("train", "val")
+        for side in ("train", "val", "test")
     }
+    for side in ("val", "test"):
+        counts |= {
+            f"num_groups_{side}": description["num_groups"][side],
+            f"largest_share_{side}": description["largest_share"][side],
+            f"overlap_{side}": description["overlap"][side],
+        }
+    counts["overlap_ngram"] = description["overlap"]["ngram"]
     skipped = ", ".join(f"{count} x {reason}" for reason, count in description["skipped"].items())
     return {
         "name": ", ".join(names[:_NAMES_SHOWN]) + more,

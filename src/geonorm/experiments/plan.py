@@ -11,7 +11,8 @@ from geonorm.experiments.cluster import ClusterOptions
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.environment import num_cores
 from geonorm.experiments.presets import Preset, preset
-from geonorm.experiments.statistics import best_lr
+from geonorm.experiments.rates import best_lr, untried_neighbours
+from geonorm.experiments.summary import Design
 from geonorm.experiments.trials import Trial
 from geonorm.models import ModelShape
 from geonorm.placements import Placement, parse
@@ -28,12 +29,16 @@ class CorpusKey:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A comparison with every value decided."""
+    """A comparison with every value decided.
+
+    With several rates a placement, the first seed chooses and the others report; with one, all seeds report.
+    """
 
     config: CompareConfig
     preset: Preset
     placements: tuple[Placement, ...]
     rates: tuple[tuple[float, ...], ...]
+    seeds: tuple[int, ...]
     shape: ModelShape
     training: TrainSettings
     vocab_size: int
@@ -56,20 +61,43 @@ class Plan:
                 {"placement": p.name, "options": p.options(), "lrs": list(rates)}
                 for p, rates in zip(self.placements, self.rates, strict=True)
             ],
-            "seeds": list(self.config.seeds),
+            "seeds": list(self.seeds),
+            "refine": self.config.refine,
             "full_grid": self.config.full_grid,
             "settings": self.settings(),
         }
 
+    @property
+    def selection_seed(self) -> int | None:
+        """The seed that chooses the rates; None where there is nothing to choose."""
+        return self.seeds[0] if any(len(rates) > 1 for rates in self.rates) else None
+
+    @property
+    def reporting_seeds(self) -> tuple[int, ...]:
+        """Seeds whose losses are reported."""
+        return self.seeds if self.selection_seed is None else self.seeds[1:]
+
     def rate_source(self) -> str:
         """Where the learning rates come from: ``"searched"`` here, ``"given"`` (one on the command line), or the
-        preset's ``"tuned"`` or ``"untuned"`` ones.
+        preset's, ``"tuned"`` or ``"untuned"``; its rates count as tuned for its own model, training and text only.
         """
-        if any(len(rates) > 1 for rates in self.rates):
+        if self.selection_seed is not None:
             return "searched"
         if self.config.lrs:
             return "given"
-        return "tuned" if self.preset.tuned else "untuned"
+        kept = {name: getattr(self.preset.training, name) for name in ("eval_every", "eval_windows")}
+        own = (
+            self.shape == self.preset.shape
+            and dataclasses.replace(self.training, **kept) == self.preset.training
+            and self.vocab_size == self.preset.vocab_size
+            and not self.config.data
+        )
+        return "tuned" if self.preset.tuned and own else "untuned"
+
+    def design(self, complete: bool) -> Design:
+        """What the summary has to know; a rate that was found for another variant of a placement is not tuned."""
+        tuned = self.preset.lrs.keys() if self.rate_source() == "tuned" else ()
+        return Design(self.reporting_seeds, self.selection_seed, frozenset(tuned), complete)
 
     def command(self) -> str:
         """The command that repeats the comparison."""
@@ -80,34 +108,50 @@ class Plan:
                 value == field.default and field.name not in ("preset", "out")
             ):
                 continue
-            words.append("--" + field.name.replace("_", "-"))
+            words.append(("--no-" if value is False else "--") + field.name.replace("_", "-"))
             if not isinstance(value, bool):
                 words.extend(str(item) for item in (value if isinstance(value, tuple) else (value,)))
         return shlex.join(words)
 
     def first_trials(self, corpus: CorpusKey) -> list[Trial]:
         """Trials that need no earlier result."""
-        seeds = self.config.seeds if self.config.full_grid else self.config.seeds[:1]
         most = max(len(rates) for rates in self.rates)
         return [
             self._trial(placement, rates[index], seed, corpus)
-            for seed in seeds
+            for seed in self._first_seeds
             for index in range(most)
             for placement, rates in zip(self.placements, self.rates, strict=True)
             if index < len(rates)
         ]
 
-    def later_trials(self, results: list[dict[str, Any]], corpus: CorpusKey) -> list[Trial]:
-        """Trials of the remaining seeds, each placement at the rate that the first seed chose."""
-        if self.config.full_grid:
+    def refining_trials(self, results: list[dict[str, Any]], corpus: CorpusKey) -> list[Trial]:
+        """Trials at untried neighbours, a factor of sqrt(2) away, of each searched placement's best rate so far."""
+        seed = self.selection_seed
+        if seed is None or not self.config.refine:
             return []
         trials = []
-        for seed in self.config.seeds[1:]:
-            for placement in self.placements:
-                lr = best_lr([result for result in results if result["label"] == placement.label()])
-                if lr is not None:
-                    trials.append(self._trial(placement, lr, seed, corpus))
+        for placement, rates in zip(self.placements, self.rates, strict=True):
+            mine = [result for result in results if result["label"] == placement.label()]
+            best = best_lr(mine, seed)
+            if best is not None and len(rates) > 1:
+                missing = untried_neighbours(best, {result["lr"] for result in mine})
+                trials += [self._trial(placement, lr, one, corpus) for one in self._first_seeds for lr in missing]
         return trials
+
+    def later_trials(self, results: list[dict[str, Any]], corpus: CorpusKey) -> list[Trial]:
+        """Trials of the reporting seeds that have not run, each placement at the rate that the first seed chose."""
+        later = [seed for seed in self.seeds if seed not in self._first_seeds]
+        trials = []
+        for placement in self.placements:
+            mine = [result for result in results if result["label"] == placement.label()]
+            lr = best_lr(mine, self.seeds[0])
+            if lr is not None:
+                trials += [self._trial(placement, lr, seed, corpus) for seed in later]
+        return sorted(trials, key=lambda trial: later.index(trial.training.seed))
+
+    @property
+    def _first_seeds(self) -> tuple[int, ...]:
+        return self.seeds if self.selection_seed is None or self.config.full_grid else self.seeds[:1]
 
     def _trial(self, placement: Placement, lr: float, seed: int, corpus: CorpusKey) -> Trial:
         training = dataclasses.replace(self.training, lr=lr, seed=seed)
@@ -124,13 +168,12 @@ def make_plan(config: CompareConfig) -> Plan:
     base = preset(config.preset)
     placements = tuple(parse(text) for text in config.placements or base.placements)
     _check_distinct("placements", [placement.label() for placement in placements])
-    _check_distinct("seeds", list(config.seeds))
+    seeds = config.seeds or base.seeds
+    _check_distinct("seeds", list(seeds))
     _check_distinct("lrs", list(config.lrs))
     for lr in config.lrs:
         check_positive("lrs", lr)
-    if not config.seeds:
-        raise UserError("`seeds` is empty; give at least one, such as --seeds 0")
-    for seed in config.seeds:
+    for seed in seeds:
         check_count("seeds", seed, 0)
     shape = dataclasses.replace(base.shape, **_given(config, "width", "depth", "heads"))
     training = _given(
@@ -148,6 +191,7 @@ def make_plan(config: CompareConfig) -> Plan:
         preset=base,
         placements=placements,
         rates=tuple(config.lrs or base.rates(placement) for placement in placements),
+        seeds=seeds,
         shape=shape,
         training=settings,
         vocab_size=check_count("vocab_size", base.vocab_size if config.vocab_size is None else config.vocab_size, 257),

@@ -1,144 +1,137 @@
-"""From trials to a summary: intervals and paired differences, with scipy.
+"""Intervals that know what varies: the seed of a model, and the documents that it is judged on.
 
-With two seeds or more, intervals are 95 % Student t over seeds. With one, they are 95 % bootstrap over validation
-windows, which says how well that one model was measured and nothing about another seed. Differences to the reference
-are taken pair by pair, seed with the same seed or window with the same window, because what both share cancels.
+A loss by seed s and document d is read as ``mean + seed_s + document_d + rest_sd``: every seed is judged on the same
+documents, so the two are crossed. The variance of the mean over both is taken by the method of moments: what varies
+from seed to seed, plus what varies from document to document, less what both contain of the rest. Degrees of freedom
+are Satterthwaite's; those of the documents allow for their unequal sizes (Bell and McCaffrey 2002). An interval is
+never narrower than Student's over the seeds alone. ``benchmarks/coverage.py`` measures how often it holds the truth.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from pathlib import Path
-from typing import Any
+import dataclasses
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
-from geonorm.experiments.trials import TEST_WINDOWS
-
-REFERENCE = "pre"
-_LEVEL = 0.95
+LEVEL = 0.95
 
 
-def t_interval(values: list[float]) -> list[float] | None:
-    """95 % Student t interval of the mean; None with fewer than two values."""
-    if len(values) < 2:
-        return None
-    mean, spread = float(np.mean(values)), float(stats.sem(values))
-    if spread == 0:
-        return [mean, mean]
-    low, high = stats.t.interval(_LEVEL, len(values) - 1, loc=mean, scale=spread)
-    return [float(low), float(high)]
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean with what is known of its error.
+
+    Attributes:
+        mean: the estimate.
+        kind: what the error is over: ``"seeds and documents"``, ``"seeds"``, ``"documents"`` or ``""`` for nothing.
+        errors: standard error and degrees of freedom, one pair a way to reckon it; the widest interval counts.
+        fixed: the 95 % interval of an estimate that has no standard error, as a bootstrap gives it.
+    """
+
+    mean: float
+    kind: str = ""
+    errors: tuple[tuple[float, float], ...] = ()
+    fixed: tuple[float, float] | None = None
+
+    def interval(self, level: float = LEVEL) -> list[float] | None:
+        """Interval of the mean at a level; None where nothing is known, or for a bootstrap at another level."""
+        if not self.errors:
+            return list(self.fixed) if self.fixed and level == LEVEL else None
+        half = max(float(stats.t.ppf((1 + level) / 2, freedom)) * error for error, freedom in self.errors)
+        return [self.mean - half, self.mean + half]
+
+    def p_value(self) -> float:
+        """Two-sided: one less the highest level at which the interval excludes zero; 1 where nothing is known."""
+        if not self.errors or self.mean == 0:
+            return 1.0
+        return max(
+            float(2 * stats.t.sf(abs(self.mean) / error, freedom)) if error else 0.0 for error, freedom in self.errors
+        )
 
 
-def bootstrap_interval(values: np.ndarray) -> list[float] | None:
-    """95 % bootstrap interval of the mean of ``[num_windows]`` values; repeatable; None below two values."""
-    if len(values) < 2 or np.ptp(values) == 0:
-        return None
-    result = stats.bootstrap(
-        (values,), np.mean, confidence_level=_LEVEL, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-    )
-    return [float(result.confidence_interval.low), float(result.confidence_interval.high)]
-
-
-def summarize(results: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
-    """Summarise trials by placement and options, best first.
-
-    Rows that lost a seed at their learning rate come after the whole ones, rows without a finished trial last.
+def estimate(losses: np.ndarray, documents: np.ndarray | None = None) -> Estimate:
+    """Mean of losses, or of paired differences of losses, with its error.
 
     Args:
-        results: one dict a trial, as the executor returns them.
-        root: folder of the trials' folders, for the losses by window.
+        losses: ``[num_seeds, num_windows]``; or ``[num_seeds, 1]``, the means alone, where no windows are on record.
+        documents: document, or group of documents, of each window, int ``[num_windows]``; None where not on record.
 
-    The summary covers the trials at each placement's best learning rate, see :func:`best_lr`.
+    Returns:
+        over seeds and documents with two of each; over seeds with two seeds; with one seed over documents, which says
+        how exactly that one model was measured and nothing of another seed.
     """
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        groups[result["label"]].append(result)
-    rows = [_row(label, trials, root) for label, trials in groups.items()]
-    # A mean over the seeds that survived is no equal of a mean over all of them, so it stands below those.
-    rows.sort(key=lambda row: (row["val_loss_mean"] is None, row["num_lost"] > 0, row["val_loss_mean"] or 0.0))
-    reference = _reference(rows)
-    for row in rows:
-        row["difference"] = _difference(row, reference) if reference else None
-        row["behind_best"] = _difference(row, rows[0])
-    for row in rows:
-        del row["_losses"], row["_windows"]
-    return rows
+    num_seeds = len(losses)
+    by_seed = losses.mean(axis=1)
+    mean = float(by_seed.mean())
+    means, sizes = _by_document(losses, documents)
+    if num_seeds == 1:
+        return _one_seed(mean, means[0], sizes)
+    seeds = float(by_seed.var(ddof=1)) / num_seeds
+    alone = (math.sqrt(seeds), num_seeds - 1.0)
+    if len(sizes) < 2:
+        return Estimate(mean, "seeds", (alone,))
+    weights = sizes / sizes.sum()
+    scale, freedom = _document_freedom(weights)
+    by_document = means.mean(axis=0)
+    rest = means - by_seed[:, None] - by_document + mean
+    documents_part = scale * float(np.sum((weights * (by_document - mean)) ** 2))
+    rest_part = scale * float(np.sum((weights * rest) ** 2)) / (num_seeds * (num_seeds - 1))
+    total = max(seeds + documents_part - rest_part, seeds)
+    if total == 0:
+        return Estimate(mean, "seeds and documents", (alone,))
+    spread = seeds**2 / (num_seeds - 1) + documents_part**2 / freedom + rest_part**2 / (freedom * (num_seeds - 1))
+    return Estimate(mean, "seeds and documents", ((math.sqrt(total), total**2 / spread), alone))
 
 
-def best_lr(trials: list[dict[str, Any]]) -> float | None:
-    """Learning rate of choice for one placement's trials; None if none finished.
+def holm_levels(p_values: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:
+    """Levels at which intervals have to be drawn so that all of them together err with probability ``alpha`` at most.
 
-    The rate with the fewest trials lost (diverged or failed), and among those the lowest mean validation loss. Only
-    seeds that were tried with every rate decide, so that a rate is never chosen for having been run more often.
+    Holm's step-down rule: an interval at its level excludes zero exactly if Holm's test rejects.
+
+    Args:
+        p_values: one a comparison.
     """
-    by_lr: dict[float, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for trial in trials:
-        by_lr[trial["lr"]][trial["seed"]] = trial
-    shared = set.intersection(*(set(group) for group in by_lr.values())) if by_lr else set()
-    ranks = {}
-    for lr, group in by_lr.items():
-        losses = [group[seed]["val_loss"] for seed in shared if group[seed]["status"] == "ok"]
-        if losses:
-            ranks[lr] = (len(shared) - len(losses), float(np.mean(losses)))
-    return min(ranks, key=lambda lr: ranks[lr]) if ranks else None
+    levels = [0.0] * len(p_values)
+    divisor, stopped = len(p_values), False
+    for index in sorted(range(len(p_values)), key=lambda index: p_values[index]):
+        levels[index] = 1 - alpha / divisor
+        stopped = stopped or p_values[index] >= alpha / divisor
+        # After the first that is not rejected none may be, so the level stays.
+        divisor -= not stopped
+    return levels
 
 
-def _reference(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The best Pre-Norm of the comparison, its variants included; None without one. ``rows`` come best first."""
-    return next((row for row in rows if row["placement"] == REFERENCE and row["val_loss_mean"] is not None), None)
+def _by_document(losses: np.ndarray, documents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean loss ``[num_seeds, num_documents]`` and number of windows ``[num_documents]``."""
+    one_for_all = np.zeros(losses.shape[1], dtype=int)
+    names, index = np.unique(one_for_all if documents is None else documents, return_inverse=True)
+    sizes = np.bincount(index, minlength=len(names)).astype(float)
+    means = np.stack([np.bincount(index, weights=row, minlength=len(names)) for row in losses]) / sizes
+    return means, sizes
 
 
-def _row(label: str, trials: list[dict[str, Any]], root: Path) -> dict[str, Any]:
-    lr = best_lr(trials)
-    at_lr = sorted((trial for trial in trials if trial["lr"] == lr), key=lambda trial: trial["seed"])
-    chosen = [trial for trial in at_lr if trial["status"] == "ok"]
-    losses = {trial["seed"]: trial["val_loss"] for trial in chosen}
-    windows = {trial["seed"]: _window_losses(root / trial["id"]) for trial in chosen}
-    interval, kind = t_interval(list(losses.values())), "seeds"
-    if len(chosen) == 1 and (first := next(iter(windows.values()))) is not None:
-        interval, kind = bootstrap_interval(first), "windows"
-    tried = sorted({trial["lr"] for trial in trials})
-    return {
-        "label": label,
-        "placement": trials[0]["placement"],
-        "options": trials[0]["options"],
-        "best_lr": lr,
-        "val_loss_mean": float(np.mean(list(losses.values()))) if losses else None,
-        "val_loss_ci": interval,
-        "ci_kind": kind,
-        "val_bits_per_byte_mean": float(np.mean([t["val_bits_per_byte"] for t in chosen])) if chosen else None,
-        "num_seeds": len(chosen),
-        "num_lost": len(at_lr) - len(chosen),
-        "lrs_tried": tried,
-        "lr_at_edge": lr is not None and len(tried) > 1 and lr in (tried[0], tried[-1]),
-        "num_diverged": sum(trial["status"] == "diverged" for trial in trials),
-        "num_failed": sum(trial["status"] == "failed" for trial in trials),
-        "_losses": losses,
-        "_windows": windows,
-    }
+def _document_freedom(weights: np.ndarray) -> tuple[float, float]:
+    """What makes the sum of squared weighted deviations unbiased, and its degrees of freedom, for documents alike."""
+    centred = np.eye(len(weights)) - weights
+    form = (centred * weights[:, None]).T @ (centred * weights[:, None])
+    trace = float(np.trace(form))
+    return float(np.sum(weights**2)) / trace, trace**2 / float(np.sum(form * form))
 
 
-def _difference(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any] | None:
-    if row is reference or not row["_losses"]:
-        return None
-    shared = sorted(row["_losses"].keys() & reference["_losses"].keys())
-    if not shared:
-        return None
-    by_seed = [row["_losses"][seed] - reference["_losses"][seed] for seed in shared]
-    difference = {"reference": reference["label"], "mean": float(np.mean(by_seed)), "kind": "paired seeds"}
-    if len(shared) > 1:
-        return {**difference, "ci": t_interval(by_seed)}
-    mine, theirs = row["_windows"][shared[0]], reference["_windows"][shared[0]]
-    if mine is None or theirs is None or len(mine) != len(theirs):
-        return {**difference, "ci": None}
-    return {**difference, "ci": bootstrap_interval(mine - theirs), "kind": "paired windows"}
-
-
-def _window_losses(folder: Path) -> np.ndarray | None:
-    try:
-        return np.array(json.loads((folder / TEST_WINDOWS).read_text(encoding="utf-8"))["loss"])
-    except (OSError, json.JSONDecodeError):
-        return None
+def _one_seed(mean: float, means: np.ndarray, sizes: np.ndarray) -> Estimate:
+    """A bootstrap over whole documents; repeatable."""
+    if len(sizes) < 2 or np.ptp(means) == 0:
+        return Estimate(mean)
+    result = stats.bootstrap(
+        (means * sizes, sizes),
+        lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
+        paired=True,
+        confidence_level=LEVEL,
+        n_resamples=2000,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    interval = (float(result.confidence_interval.low), float(result.confidence_interval.high))
+    return Estimate(mean, "documents", fixed=interval)

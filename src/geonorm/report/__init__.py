@@ -2,6 +2,7 @@
 
 from geonorm.report.finding import describe
 from geonorm.report.html import write_report
+from geonorm.report.results import parse_results, read_results
 from geonorm.report.table import summary_table
 
-__all__ = ["describe", "summary_table", "write_report"]
+__all__ = ["describe", "parse_results", "read_results", "summary_table", "write_report"]

@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 6.0, 4.0
 LEFT, TOP, BOTTOM = 0.5, 0.42, 0.5
 ROW = 0.19
 LONGEST_DIRECT_LABEL = 22
+MOST_DIRECT_LABELS = 9
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,17 @@ def depth_axes(axes: Axes, depth: int, values: np.ndarray, *, log: bool) -> None
 
 
 def draw_lines(figure: Figure, axes: Axes, lines: Sequence[Line], *, markers: bool) -> None:
-    """Draw lines with their bands, the first on top, and name them."""
+    """Draw lines with their bands, the first on top, and name them; markers help where lines are many."""
     ends = []
-    for line in reversed(lines):
+    for place, line in enumerate(reversed(lines)):
         look, curve = line.look, line.curve
         if np.any(curve.high > curve.low):
             axes.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.13, linewidth=0)
-        extra = {"markersize": 5, "markeredgecolor": style.PAPER[0], "markeredgewidth": 0.8}
-        if not markers:
+        extra: dict[str, Any] = {"markersize": 5, "markeredgecolor": style.PAPER[0], "markeredgewidth": 0.8}
+        if len(lines) > MOST_DIRECT_LABELS:
+            every = max(1, len(curve.x) // 5)
+            extra["markevery"] = (place % every, every)
+        elif not markers:
             look = {**look, "marker": "o" if len(curve.x) == 1 else ""}
         front = {"zorder": 4, "linewidth": 2.3} if line.front else {"zorder": 3}
         axes.plot(curve.x, curve.y, **look, **extra, **front)  # type: ignore[arg-type]
@@ -106,7 +110,7 @@ def name_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, dict[str, A
     """
     ends = [end for end in ends if np.isfinite(end[3])]
     longest = max((len(name) for name, *_ in ends), default=0)
-    if longest > LONGEST_DIRECT_LABEL or len(ends) > 9:
+    if longest > LONGEST_DIRECT_LABEL or len(ends) > MOST_DIRECT_LABELS:
         _legend(figure, axes, [(name, look) for name, look, *_ in reversed(ends)])
         return
     width = max((TextPath((0, 0), name, size=style.FONT_SIZE).get_extents().width for name, *_ in ends), default=0)
@@ -161,7 +165,8 @@ def _legend(figure: Figure, axes: Axes, shown: Sequence[tuple[str, dict[str, Any
         text.set_y(1 - 0.2 / tall)
     for index, (name, look) in enumerate(shown):
         y = (extra - 0.05 - ROW * (index + 0.5)) / tall
-        axes.plot([left, left + 0.07], [y, y], transform=figure.transFigure, clip_on=False, markersize=0, **look)
+        size = 5 if len(shown) > MOST_DIRECT_LABELS else 0
+        axes.plot([left, left + 0.07], [y, y], transform=figure.transFigure, clip_on=False, markersize=size, **look)
         figure.text(left + 0.085, y, name, color=look["color"], va="center_baseline", parse_math=False)
 
 

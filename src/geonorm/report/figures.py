@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from geonorm.report import style
 from geonorm.report.curves import Curve, depth_curve, loss_curve, smoothing_window, top_of_pack
 from geonorm.report.drawing import Block, Line, Panel, depth_axes, draw_lines, name_lines, panel
 from geonorm.report.load import Run, Series
@@ -44,7 +43,7 @@ def _loss(run: Run) -> Block | None:
             axes.set_xlim(0, max(curve.x[-1] for _, curve in drawn[kind]))
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            draw_lines(figure, axes, _lines(drawn[kind], run.series), markers=False)
+            draw_lines(figure, axes, _lines(drawn[kind]), markers=False)
             ends = ", ".join(f"{one.short} {curve.y[-1]:.3f}" for one, curve in drawn[kind])
             panels.append(Panel(f"loss-{kind}", f"{title} against training step. Last values: {ends}.", figure))
     seeds = " Lines are means over seeds, bands their full span." if _several_seeds(run) else ""
@@ -61,16 +60,17 @@ def _loss(run: Run) -> Block | None:
 def _sensitivity(run: Run) -> Block | None:
     shown = [one for one in run.series if one.every]
     # Rates that differ only between placements, as tuned ones do, are no sensitivity.
-    if all(len(tried_rates([one])) < 2 for one in shown):
+    if run.results.rates.selection_seed is None or all(len(tried_rates([one])) < 2 for one in shown):
         return None
     figure, axes = panel("Validation loss, nats per token", "peak learning rate")
-    ends, notes = draw_sensitivity(axes, shown, run.series)
-    name_lines(figure, axes, [(one.short, style.line_style(one, run.series), x, y) for one, x, y in ends])
+    seed = run.results.rates.selection_seed
+    ends, notes = draw_sensitivity(axes, shown, seed)
+    name_lines(figure, axes, [(one.short, one.look.line, x, y) for one, x, y in ends])
     label = "Validation loss against learning rate for " + ", ".join(one.short for one in shown) + "."
     caption = (
-        "Final validation loss against peak learning rate. Lines join the means over seeds; small dots are single "
-        "seeds. A flat valley means that the rate hardly matters; a lowest point at either end means that the grid "
-        f"was too narrow.{notes}"
+        f"Final validation loss against peak learning rate. Lines join the losses of seed {seed}, which chose each rate; "
+        "small dots are other seeds. A flat valley means that the rate hardly matters; a lowest point at either end "
+        f"means that the grid was too narrow.{notes}"
     )
     return Block("lr", [Panel("learning-rate", label, figure)], caption)
 
@@ -126,18 +126,15 @@ def _depth_panels(run: Run, wanted, title) -> list[Panel]:
         figure, axes = panel(heading, "layer")
         depth = max(len(curve.x) for _, (curve, _) in pairs)
         depth_axes(axes, depth, values, log=log)
-        lines = _lines([(one, curve) for one, (curve, _) in pairs], run.series)
+        lines = _lines([(one, curve) for one, (curve, _) in pairs])
         draw_lines(figure, axes, lines, markers=depth <= 16)
         ends = ", ".join(f"{one.short} {c.y[0]:.3g} to {c.y[-1]:.3g}" for one, (c, _) in pairs)
         panels.append(Panel(name, f"{heading} by layer, first to last layer: {ends}.", figure))
     return panels
 
 
-def _lines(pairs: Sequence[tuple[Series, Curve]], all_series: Sequence[Series]) -> list[Line]:
-    return [
-        Line(one.short, style.line_style(one, all_series), curve, front=one.row["placement"] == "geonorm")
-        for one, curve in pairs
-    ]
+def _lines(pairs: Sequence[tuple[Series, Curve]]) -> list[Line]:
+    return [Line(one.short, one.look.line, curve, front=one.row.placement == "geonorm") for one, curve in pairs]
 
 
 def _loss_limits(curves: list[Curve]) -> tuple[float, float]:

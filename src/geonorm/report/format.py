@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geonorm.report.results import Row
 
 MISSING = "-"
 PROSE_NAMES = {
@@ -93,37 +96,38 @@ def options_text(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value if isinstance(value, bool) else setting(value)}" for key, value in options.items())
 
 
-def prose_name(row: dict[str, Any], rows: Sequence[dict[str, Any]] | None = None) -> str:
+def prose_name(row: Row, rows: Sequence[Row] | None = None) -> str:
     """The name of a placement in a sentence.
 
     Args:
         row: the summary row.
         rows: when given, the options are left out unless another row has the same placement.
     """
-    name = PROSE_NAMES.get(row["placement"]) or str(row["placement"])
-    alone = rows is not None and sum(other["placement"] == row["placement"] for other in rows) == 1
-    if alone or not row["options"]:
+    name = PROSE_NAMES.get(row.placement, row.placement)
+    alone = rows is not None and sum(other.placement == row.placement for other in rows) == 1
+    if alone or not row.options:
         return name
-    options = dict(row["options"])
+    options = dict(row.options)
     phrase = ENTRY_PHRASES.get(options.pop("normalize_entry", None), "")
     return f"{name}{f' ({options_text(options)})' if options else ''}{phrase}"
 
 
-def short_labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+def short_labels(rows: Sequence[Row]) -> list[str]:
     """One label a row: the placement, and only those options in which rows of that placement differ."""
     labels = []
     for row in rows:
-        family = [other["options"] for other in rows if other["placement"] == row["placement"]]
+        family = [other.options for other in rows if other.placement == row.placement]
         keys = sorted({key for options in family for key in options})
         differing = [key for key in keys if any(o.get(key) != family[0].get(key) for o in family)]
-        words = [_option_word(key, row["options"][key]) for key in differing if key in row["options"]]
-        labels.append(" ".join([row["placement"], ", ".join(words)]).strip())
+        words = [_option_word(key, row.options[key]) for key in differing if key in row.options]
+        labels.append(" ".join([row.placement, ", ".join(words)]).strip())
     return labels
 
 
-def loss_digits(rows: Iterable[dict[str, Any]]) -> int:
+def loss_digits(rows: Iterable[Row]) -> int:
     """Decimals for losses: 3, or more where rounding would hide on which side of zero an interval lies."""
-    bounds = [bound for row in rows for bound in (row.get("difference") or {}).get("ci") or () if bound]
+    differences = [row.difference for row in rows if row.difference]
+    bounds = [bound for one in differences for bound in one.ci_corrected or () if bound]
     digits = 3
     while digits < 5 and any(float(f"{bound:.{digits}f}") == 0 for bound in bounds):
         digits += 1
@@ -135,14 +139,19 @@ def listing(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def percent(value: float) -> str:
+    """A share as a percentage with two significant digits or whole."""
+    return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun: ``1 seed``, ``2 seeds``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def rows_counted(rows: Sequence[dict[str, Any]]) -> str:
+def rows_counted(rows: Sequence[Row]) -> str:
     """How many rows there are; ``variants`` where one placement has several."""
-    repeated = len({row["placement"] for row in rows}) < len(rows)
+    repeated = len({row.placement for row in rows}) < len(rows)
     return counted(len(rows), "variant" if repeated else "placement")
 
 

@@ -19,7 +19,8 @@ from geonorm.report.figures import make_figures
 from geonorm.report.finding import Finding, describe
 from geonorm.report.load import Run, load_run
 from geonorm.report.published import SOURCE, published_beside
-from geonorm.report.table import Cells, interval_kinds, median_of, reference_row, summary_cells
+from geonorm.report.results import Results
+from geonorm.report.table import Cells, interval_kinds, median_of, summary_cells
 
 NBSP = "\N{NO-BREAK SPACE}"
 HEADINGS = {
@@ -46,6 +47,17 @@ class Dot:
     beyond: bool
     reference: bool
     colour: str
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One row of the table of learning rates, written out."""
+
+    placement: str
+    colour: str
+    chosen: str
+    tried: str
+    tuned: str
 
 
 @dataclass(frozen=True)
@@ -125,9 +137,7 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
     """
     results = run.results
     cells = summary_cells(results)
-    dots, scale = _dots(cells)
-    kinds = interval_kinds([entry.row for entry in cells])
-    reference = reference_row([entry.row for entry in cells])
+    dots, scale = _dots(cells, [one.look.colour for one in run.series])
     return (
         templates()
         .get_template("template.html.j2")
@@ -136,12 +146,12 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
             facts=_facts(results),
             cells=list(zip(cells, dots, strict=True)),
             scale=scale,
-            kinds=sorted(kinds),
-            kinds_text=_kinds_text(kinds),
-            reference=reference["label"] if reference else None,
+            kinds=" or ".join(interval_kinds(results.summary)),
+            reference=results.reference,
+            rates=_rates(run),
             blocks=blocks,
             remarks=run.remarks,
-            notes=results["notes"],
+            notes=results.notes,
             published=[
                 (value.placement, value.size, value.data, fmt.number(value.loss, 4))
                 for value in published_beside(results)
@@ -149,72 +159,101 @@ def render(run: Run, finding: Finding, blocks: list[dict[str, Any]]) -> str:
             published_source=SOURCE,
             speeds=_speeds(run),
             trials=_trials(results),
-            settings={key: fmt.setting(value) for key, value in results["settings"].items()},
-            corpus=_corpus(results["corpus"]),
-            environment={key: fmt.setting(value) for key, value in results["environment"].items()},
-            command=results["command"],
+            settings={key: fmt.setting(value) for key, value in results.settings.items()},
+            corpus=_corpus(results.corpus),
+            environment={key: fmt.setting(value) for key, value in results.environment.items()},
+            command=results.command,
             eyebrow="Where should a Transformer normalise?",
-            subject=results["corpus"].get("name") or "unnamed corpus",
-            date=str(results["environment"].get("date") or ""),
+            subject=results.corpus.get("name") or "unnamed corpus",
+            date=str(results.environment.get("date") or ""),
             colours=style.CSS_COLOURS,
         )
     )
 
 
-def _kinds_text(kinds: set[str]) -> str:
-    names = {"seeds": "seeds", "windows": "validation windows of one trained model"}
-    return " or ".join(names[kind] for kind in sorted(kinds))
-
-
-def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(results: Results) -> list[tuple[str, str]]:
     """What was trained on what, as pairs of term and value."""
-    settings, corpus, trials = results["settings"], results["corpus"], results["trials"]
+    settings, corpus, trials = results.settings, results.corpus, results.trials
     shape = [form.format(fmt.setting(settings[key])) for key, form in SHAPE_KEYS if settings.get(key) is not None]
     # A diverged trial stopped early, so only finished ones tell how long a trial is.
-    ok = [trial for trial in trials if trial["status"] == "ok"]
+    ok = [trial for trial in trials if trial.status == "ok"]
     size, tokens = median_of(trials, "num_parameters"), median_of(ok, "tokens")
     facts = []
     model = [f"{fmt.scaled(size)} parameters"] if size else []
     if model + shape:
         facts.append(("Model", ", ".join(model + shape)))
     text = [str(corpus.get("name") or "unnamed corpus")]
-    if corpus.get("num_bytes_train") is not None:
+    if _number(corpus.get("num_bytes_train")):
         text.append(f"{fmt.scaled(corpus['num_bytes_train'], 'B')} to train on")
-    if corpus.get("num_tokens_val") is not None:
-        text.append(f"{fmt.scaled(corpus['num_tokens_val'])} tokens held out")
     facts.append(("Text", ", ".join(text)))
-    training = [f"{fmt.grouped(settings['steps'])} steps"] if settings.get("steps") else []
+    facts += [
+        (term, words)
+        for term, side in (("Chosen on", "val"), ("Reported on", "test"))
+        if (words := _side(corpus, side))
+    ]
+    training = [f"{fmt.grouped(settings['steps'])} steps"] if _number(settings.get("steps")) else []
     if tokens:
         training.append(f"{fmt.scaled(tokens)} tokens")
-        if corpus.get("num_tokens_train"):
+        if _number(corpus.get("num_tokens_train")):
             training.append(f"{tokens / corpus['num_tokens_train']:.2g} passes over the text")
     if training:
         facts.append(("Training", ", ".join(training)))
-    rates = sorted({trial["lr"] for trial in trials})
-    seeds = len({trial["seed"] for trial in trials})
-    parts = [fmt.rows_counted(results["summary"])]
-    if rates:
-        parts += [fmt.counted(len(rates), "learning rate"), fmt.counted(seeds, "seed")]
-    total = sum(trial.get("seconds") or 0 for trial in trials)
+    reporting = results.rates.reporting_seeds
+    parts = [fmt.rows_counted(results.summary), fmt.counted(len({trial.lr for trial in trials}), "learning rate")]
+    parts.append(f"{fmt.counted(len(reporting), 'reporting seed')}")
+    total = sum(trial.seconds or 0 for trial in trials)
     parts.append(fmt.counted(len(trials), "trial"))
     if total:
         parts.append(f"{fmt.duration(total)} of training in sum".replace(" ", NBSP))
     facts.append(("Trials", ", ".join(parts)))
     # A line must not end between a number and its unit.
-    return [(term, re.sub(r"(?<=\d) (?=\w)", NBSP, value)) for term, value in facts]
+    return [(term, re.sub(r"(?<=\d) (?=[\w%])", NBSP, value)) for term, value in facts]
 
 
-def _dots(cells: list[Cells]) -> tuple[list[Dot], dict[str, Any] | None]:
+def _side(corpus: dict[str, Any], side: str) -> str:
+    """A held-out side in words: how many documents, how much one of them makes, how much of it is in training too."""
+    documents, groups, tokens = (corpus.get(f"{key}_{side}") for key in ("num_documents", "num_groups", "num_tokens"))
+    words = []
+    if isinstance(documents, int):
+        words.append(fmt.counted(documents, "document"))
+    if isinstance(groups, int) and groups != documents:
+        words.append(fmt.counted(groups, "group"))
+    if isinstance(tokens, int):
+        words.append(f"{fmt.scaled(tokens)} tokens")
+    if _number(corpus.get(f"largest_share_{side}")):
+        words.append(f"largest share {fmt.percent(corpus[f'largest_share_{side}'])}")
+    if _number(corpus.get(f"overlap_{side}")):
+        words.append(
+            f"{fmt.percent(corpus[f'overlap_{side}'])} in {corpus.get('overlap_ngram')}-grams of the training text"
+        )
+    return ", ".join(words)
+
+
+def _number(value: Any) -> bool:
+    """True for a number that can be shown; the corpus and the settings are not typed."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _rates(run: Run) -> list[Rate]:
+    rows = []
+    for one in run.series:
+        tried = ", ".join(fmt.learning_rate(lr) for lr in one.row.lrs_tried)
+        tuned = "yes" if one.row.tuned else "no"
+        rows.append(Rate(one.short, one.look.colour, fmt.learning_rate(one.row.best_lr), tried, tuned))
+    return rows
+
+
+def _dots(cells: list[Cells], colours: list[str]) -> tuple[list[Dot], dict[str, Any] | None]:
     """The row plots on one scale: differences where there are any, else losses with their intervals."""
-    by_difference = any(entry.row.get("difference") for entry in cells)
-    values: list[tuple[float | None, list[float] | None]] = []
+    by_difference = any(entry.row.difference for entry in cells)
+    values: list[tuple[float | None, tuple[float, float] | None]] = []
     for entry in cells:
+        row, difference = entry.row, entry.row.difference
         if by_difference:
-            difference = entry.row.get("difference") or {}
-            mean, bounds = difference.get("mean"), difference.get("ci")
-            values.append((0.0, None) if entry.is_reference else (mean, bounds))
+            own = (difference.mean, difference.ci_corrected) if difference else (None, None)
+            values.append((0.0, None) if entry.is_reference else own)
         else:
-            values.append((entry.row["val_loss_mean"], entry.row.get("val_loss_ci")))
+            values.append((row.test_loss_mean, row.test_loss_ci))
     means = sorted(mean for mean, _ in values if mean is not None)
     if len(means) < 2:
         return [Dot(None, None, None, False, False, "ink") for _ in cells], None
@@ -233,8 +272,7 @@ def _dots(cells: list[Cells]) -> tuple[list[Dot], dict[str, Any] | None]:
         return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
 
     dots = []
-    for entry, (mean, bounds) in zip(cells, values, strict=True):
-        colour = style.colour_key(entry.row["placement"])
+    for entry, colour, (mean, bounds) in zip(cells, colours, values, strict=True):
         if mean is None:
             dots.append(Dot(None, None, None, False, entry.is_reference, colour))
         else:
@@ -250,30 +288,27 @@ def _speeds(run: Run) -> list[Speed]:
     for one in run.series:
         tokens, memory = median_of(one.trials, "tokens_per_second"), median_of(one.trials, "peak_memory_bytes")
         if tokens is not None or memory is not None:
-            colour = style.colour_key(one.row["placement"])
-            speeds.append(Speed(one.short, colour, fmt.grouped(tokens), fmt.scaled(memory, "B")))
+            speeds.append(Speed(one.short, one.look.colour, fmt.grouped(tokens), fmt.scaled(memory, "B")))
     return speeds
 
 
-def _trials(results: dict[str, Any]) -> list[dict[str, str]]:
-    digits = max(fmt.loss_digits(results["summary"]), 3)
-    order = {key: index for index, key in enumerate(dict.fromkeys(t["placement"] for t in results["trials"]))}
-    ranked = sorted(
-        results["trials"], key=lambda t: (order[t["placement"]], fmt.options_text(t["options"]), t["lr"], t["seed"])
-    )
+def _trials(results: Results) -> list[dict[str, str]]:
+    digits = max(fmt.loss_digits(results.summary), 3)
+    order = {key: index for index, key in enumerate(dict.fromkeys(t.placement for t in results.trials))}
+    ranked = sorted(results.trials, key=lambda t: (order[t.placement], fmt.options_text(t.options), t.lr, t.seed))
     return [
         {
-            "placement": trial["placement"],
-            "options": fmt.options_text(trial["options"]),
-            "lr": fmt.learning_rate(trial["lr"]),
-            "seed": str(trial["seed"]),
-            "val": fmt.number(trial.get("val_loss"), digits),
-            "train": fmt.number(trial.get("train_loss"), digits),
-            "bits": fmt.number(trial.get("val_bits_per_byte"), digits),
-            "tokens": fmt.scaled(trial.get("tokens")),
-            "time": fmt.duration(trial.get("seconds")),
-            "status": trial["status"],
-            "message": trial.get("message") or "",
+            "placement": trial.placement,
+            "options": fmt.options_text(trial.options),
+            "lr": fmt.learning_rate(trial.lr),
+            "seed": str(trial.seed),
+            "val": fmt.number(trial.val_loss, digits),
+            "test": fmt.number(trial.test_loss, digits),
+            "train": fmt.number(trial.train_loss, digits),
+            "tokens": fmt.scaled(trial.tokens),
+            "time": fmt.duration(trial.seconds),
+            "status": trial.status,
+            "message": trial.message,
         }
         for trial in ranked
     ]
@@ -282,6 +317,6 @@ def _trials(results: dict[str, Any]) -> list[dict[str, str]]:
 def _corpus(corpus: dict[str, Any]) -> dict[str, str]:
     words = {key: key.removeprefix("num_").replace("_", " ") for key in corpus}
     return {
-        words[key]: fmt.grouped(value) if key.startswith("num_") and value is not None else fmt.setting(value)
+        words[key]: fmt.grouped(value) if key.startswith("num_") and _number(value) else fmt.setting(value)
         for key, value in corpus.items()
     }

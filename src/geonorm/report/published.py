@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+
+from geonorm.report.results import Results
 
 SOURCE = "arXiv 2601.22095"
 # A run counts as one of the paper's size up to this part of its parameters: the same depth and width differ by as much
@@ -45,14 +46,14 @@ PUBLISHED = (
 )
 
 
-def published_beside(results: dict[str, Any]) -> list[Published]:
+def published_beside(results: Results) -> list[Published]:
     """Values of the paper for the size and the text of a run; empty unless both match.
 
     Args:
-        results: the content of ``results.json``.
+        results: of a comparison.
     """
-    sizes = [trial["num_parameters"] for trial in results["trials"] if trial.get("num_parameters")]
-    name = str(results["corpus"].get("name") or "").replace("_", "-")
+    sizes = [trial.num_parameters for trial in results.trials if trial.num_parameters]
+    name = str(results.corpus.get("name") or "").replace("_", "-")
     if not sizes:
         return []
     return [

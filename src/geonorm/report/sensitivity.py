@@ -17,24 +17,24 @@ from geonorm.report.load import Series
 
 def tried_rates(all_series: Sequence[Series]) -> list[float]:
     """Every learning rate of any trial, ascending."""
-    return sorted({trial["lr"] for one in all_series for trial in one.every})
+    return sorted({trial.lr for one in all_series for trial in one.every})
 
 
-def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[Series]):
-    """Draw one line a series over its finished trials, and a cross for every rate at which some trial diverged.
+def draw_sensitivity(axes: Axes, shown: Sequence[Series], seed: int | None):
+    """Draw one line a series over its finished trials of a seed, and a cross for every rate at which one diverged.
 
     Returns:
         the end point of each line as ``(series, x, y)``, and sentences for the caption on what lies outside the axis.
     """
-    finished = {id(one): _finished(one) for one in shown}
+    finished = {id(one): _finished(one, seed) for one in shown}
     rates = tried_rates(shown)
     axes.set_xscale("log")
     axes.set_xlim(rates[0] / 1.15, rates[-1] * 1.15)
     axes.xaxis.set_major_locator(FixedLocator(_spaced(rates)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: learning_rate(value))
-    low, high = _limits([list(map(np.mean, rates.values())) for rates in finished.values() if rates])
-    diverged = {id(one): sorted({t["lr"] for t in one.every if t["status"] == "diverged"}) for one in shown}
+    low, high = _limits([list(losses.values()) for losses in finished.values() if losses])
+    diverged = {id(one): sorted({t.lr for t in one.every if t.status == "diverged"}) for one in shown}
     any_diverged = any(diverged.values())
     room = 0.16 * (high - low) if any_diverged else 0.05 * (high - low)
     axes.set_ylim(low - 0.05 * (high - low), high + room)
@@ -42,15 +42,15 @@ def draw_sensitivity(axes: Axes, shown: Sequence[Series], all_series: Sequence[S
     arrows: dict[float, int] = defaultdict(int)
     crosses: dict[float, int] = defaultdict(int)
     for one in reversed(shown):
-        look = style.line_style(one, all_series)
-        points = sorted((lr, float(np.mean(values))) for lr, values in finished[id(one)].items())
-        front = 4 if one.row["placement"] == "geonorm" else 3
+        look = one.look.line
+        points = sorted(finished[id(one)].items())
+        front = 4 if one.row.placement == "geonorm" else 3
         if points:
             x, y = (np.array(column) for column in zip(*points, strict=True))
             axes.plot(x, y, zorder=front, markeredgecolor=style.PAPER[0], markeredgewidth=0.8, markersize=6.5, **look)  # type: ignore[arg-type]
-            for lr, values in finished[id(one)].items():
-                if len(values) > 1:
-                    axes.plot([lr] * len(values), values, ".", color=look["color"], markersize=3.5, alpha=0.7)
+            others = [(t.lr, t.val_loss) for t in one.every if t.status == "ok" and t.seed != seed and t.val_loss]
+            if others:
+                axes.plot(*zip(*others, strict=True), ".", color=look["color"], markersize=3.5, alpha=0.7)
             ends.append((one, float(x[-1]), float(y[-1])))
             for lr, loss in points:
                 if loss > high + room:
@@ -80,12 +80,12 @@ def _arrow(axes: Axes, lr: float, loss: float, top: float, colour: object, rank:
     )  # fmt: skip
 
 
-def _finished(one: Series) -> dict[float, list[float]]:
-    losses: dict[float, list[float]] = defaultdict(list)
-    for trial in one.every:
-        if trial["status"] == "ok" and trial.get("val_loss") is not None:
-            losses[trial["lr"]].append(trial["val_loss"])
-    return losses
+def _finished(one: Series, seed: int | None) -> dict[float, float]:
+    return {
+        trial.lr: trial.val_loss
+        for trial in one.every
+        if trial.status == "ok" and trial.seed == seed and trial.val_loss is not None
+    }
 
 
 def _limits(losses: list[list[float]]) -> tuple[float, float]:

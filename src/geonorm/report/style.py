@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.style
@@ -13,8 +16,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-
-from geonorm.report.load import Series
 
 # Light and dark shades. Hues follow Okabe and Ito, so that the common colour-vision deficiencies keep them apart;
 # each shade has at least 4.5:1 contrast to the paper, because the direct labels are text.
@@ -68,21 +69,42 @@ RC = {
 }
 
 
-def colour_key(placement: str) -> str:
-    """The palette entry of a placement; placements without their own share the other entries, by name."""
-    if placement in MARKERS:
-        return placement
-    return f"other{sum(map(ord, placement)) % 3 + 1}"
+@dataclass(frozen=True)
+class Look:
+    """How one row is drawn: the key of its colour in the palette, the marker, the dashes."""
+
+    colour: str
+    marker: str
+    dashes: tuple[int, tuple[float, ...]]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of matplotlib's ``plot``."""
+        return {"color": PALETTE[self.colour][0], "marker": self.marker, "linestyle": self.dashes}
 
 
-def line_style(series: Series, all_series: Sequence[Series]) -> dict[str, object]:
-    """Line and marker of one series: colour and marker by placement, dashes by its rank among its own kind."""
-    placement = series.row["placement"]
-    key = colour_key(placement)
-    family = [other for other in all_series if other.row["placement"] == placement]
-    rank = next(index for index, other in enumerate(family) if other is series)
-    marker = MARKERS.get(placement) or OTHER_MARKERS[int(key[-1]) - 1]
-    return {"color": PALETTE[key][0], "marker": marker, "linestyle": DASHES[rank % len(DASHES)]}
+def look(index: int) -> Look:
+    """One of a sequence of looks: colours turn first, then dashes, then markers; 256 differ, 32 without markers."""
+    colours, markers = tuple(PALETTE), (*MARKERS.values(), *OTHER_MARKERS)
+    turn = index // len(colours)
+    marker = markers[(index + turn // len(DASHES)) % len(markers)]
+    return Look(colours[index % len(colours)], marker, DASHES[turn % len(DASHES)])
+
+
+def looks(placements: Sequence[str]) -> list[Look]:
+    """One look a row, each its own: colour and marker by placement as far as its dashes reach, else by number."""
+    ranks: Counter[str] = Counter()
+    by_placement = []
+    for placement in placements:
+        dashes = DASHES[ranks[placement] % len(DASHES)]
+        ranks[placement] += 1
+        # Placements without a colour of their own share the other ones, by name.
+        other = sum(map(ord, placement)) % len(OTHER_MARKERS)
+        colour = placement if placement in MARKERS else f"other{other + 1}"
+        by_placement.append(Look(colour, MARKERS.get(placement, OTHER_MARKERS[other]), dashes))
+    if len({(one.colour, one.dashes) for one in by_placement}) == len(by_placement):
+        return by_placement
+    return [look(index) for index in range(len(placements))]
 
 
 def context():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,14 +23,18 @@ from geonorm.report.format import (
     options_text,
     signed,
 )
-from geonorm.report.load import best_trials, check_results, ranked, trials_of
+from geonorm.report.results import Results, Row, Trial
+
+# What every column needs without breaking a number.
+_NARROWEST = 70
+VERDICT_WORDS = {"better": "better", "worse": "worse", "no difference shown": "not shown", None: "no verdict"}
 
 
 @dataclass(frozen=True)
 class Cells:
-    """One row of the comparison, written out; ``row`` keeps the numbers."""
+    """One row of the comparison, written out; ``row`` keeps the numbers. The difference's interval is corrected."""
 
-    row: dict[str, Any]
+    row: Row
     placement: str
     options: str
     lr: str
@@ -37,120 +43,127 @@ class Cells:
     bits: str
     difference: str
     difference_interval: str
+    verdict: str
     is_reference: bool
     speed: str
     seeds: str
     notes: list[str]
 
 
-def summary_cells(results: dict[str, Any]) -> list[Cells]:
-    """The written-out rows of the comparison, best first.
-
-    Args:
-        results: the content of ``results.json``.
-    """
-    rows = ranked(results)
-    digits = loss_digits(rows)
-    reference = reference_row(rows)
-    return [_cells(row, trials_of(results, row), digits, row is reference) for row in rows]
+def summary_cells(results: Results) -> list[Cells]:
+    """The written-out rows of the comparison, lowest test loss first."""
+    digits = loss_digits(results.summary)
+    return [_cells(row, results, digits) for row in results.summary]
 
 
-def reference_row(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row that the differences are taken to: named by them, else stock Pre-Norm where it is there."""
-    names = [row["difference"]["reference"] for row in rows if row.get("difference")]
-    for key in ("label", "placement"):
-        for row in rows:
-            if row[key] == (names[0] if names else "pre"):
-                return row
-    return None
-
-
-def median_of(trials: list[dict[str, Any]], key: str) -> float | None:
+def median_of(trials: Iterable[Trial], key: str) -> float | None:
     """The median of a measured quantity over trials, leaving out those that lack it."""
-    values = [trial[key] for trial in trials if trial.get(key) is not None]
+    values = [value for value in (getattr(trial, key) for trial in trials) if value is not None]
     return statistics.median(values) if values else None
 
 
-def interval_kinds(rows: list[dict[str, Any]]) -> set[str]:
-    """Where the intervals come from: ``"seeds"``, ``"windows"``, both, or neither."""
-    kinds = {row["ci_kind"] for row in rows if row.get("val_loss_ci") and row.get("ci_kind")}
-    for row in rows:
-        difference = row.get("difference")
-        if difference and difference.get("ci"):
-            kinds.add(difference["kind"].removeprefix("paired "))
-    return kinds
+def interval_kinds(rows: Iterable[Row]) -> list[str]:
+    """What the intervals are over, such as ``"seeds and documents"``."""
+    rows = list(rows)
+    kinds = {row.ci_kind for row in rows if row.test_loss_ci}
+    return sorted(kinds | {row.difference.kind for row in rows if row.difference and row.difference.ci})
 
 
-def summary_table(results: dict[str, Any]) -> Table:
-    """The comparison as a table for the terminal, best first.
-
-    Args:
-        results: the content of ``results.json``.
-
-    Returns:
-        a rich table; print it with `rich.print`.
-
-    Raises:
-        UserError: ``results`` lacks a part.
-    """
-    check_results(results)
-    cells = summary_cells(results)
-    rows = [entry.row for entry in cells]
-    reference = reference_row(rows)
-    kinds = interval_kinds(rows)
-    source = f" over {' and '.join(sorted(kinds))}" if kinds else ""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("placement", min_width=8, overflow="fold")
-    # Intervals stand under their values, so that the table fits 80 columns and no number is ever broken.
-    headings = ("lr", "val loss\n95% interval", "bits/byte", "difference\n95% interval", "seeds")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for entry in cells:
-        placement = Text(entry.placement, style="bold")
-        for line in (entry.options, *entry.notes):
-            placement.append(f"\n{line}" if line else "", style="not bold dim")
-        difference = Text("reference" if entry.is_reference else entry.difference)
-        # Text, not str: rich reads square brackets in a string as markup.
-        loss = Text(entry.loss, style="bold")
-        for cell, bounds in ((loss, entry.loss_interval), (difference, entry.difference_interval)):
-            cell.append(f"\n{bounds}" if bounds != MISSING else "", style="not bold dim")
-        values = (entry.lr, loss, entry.bits, difference, entry.seeds)
-        table.add_row(placement, *(Text(cell) if isinstance(cell, str) else cell for cell in values))
-    versus = f"; difference to {reference['label']}" if reference else ""
-    table.caption = Text(f"nats per token, lower is better{versus}; 95% intervals{source}")
-    return table
+def summary_table(results: Results) -> SummaryTable:
+    """The comparison as a table for the terminal, lowest test loss first; print it with `rich.print`."""
+    return SummaryTable(results)
 
 
-def _cells(row: dict[str, Any], trials: list[dict[str, Any]], digits: int, is_reference: bool) -> Cells:
-    difference = row.get("difference") or {}
-    finished = row["val_loss_mean"] is not None
+class SummaryTable:
+    """Columns where they fit, else two: the names, and what belongs to each line by line."""
+
+    def __init__(self, results: Results) -> None:
+        self.cells = summary_cells(results)
+        kinds = interval_kinds(results.summary)
+        over = f" over {' or '.join(kinds)}" if kinds else ""
+        versus = ""
+        if results.reference is not None:
+            several = sum(bool(row.difference) for row in results.summary)
+            wide = f", widened for {several} rows" if several > 1 else ""
+            versus = f"; difference to {results.reference}{wide}"
+        self.caption = Text(f"nats per token of the test text, lower is better{versus}; 95% intervals{over}")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table that fits the width."""
+        yield self._columns() if options.max_width >= _NARROWEST else self._lines()
+
+    def _columns(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=self.caption)
+        table.add_column("placement", min_width=8, overflow="fold")
+        # Intervals stand under their values, so that the table fits 80 columns and no number is ever broken.
+        for heading in ("lr", "test loss\n95% interval", "bits/byte", "difference\n95% interval", "seeds"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for entry in self.cells:
+            # Text, not str: rich reads square brackets in a string as markup.
+            loss = _stacked(entry.loss, entry.loss_interval)
+            table.add_row(_name(entry), Text(entry.lr), loss, Text(entry.bits), _difference(entry), Text(entry.seeds))
+        return table
+
+    def _lines(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_lines=True, caption=self.caption)
+        table.add_column("placement", overflow="fold")
+        table.add_column("test loss, difference", overflow="fold")
+        for entry in self.cells:
+            facts = Text("\n").join(
+                [
+                    _stacked(entry.loss, entry.loss_interval),
+                    _difference(entry),
+                    Text(f"lr {entry.lr}, seeds {entry.seeds}"),
+                ]
+            )
+            table.add_row(_name(entry), facts)
+        return table
+
+
+def _name(entry: Cells) -> Text:
+    return _stacked(entry.placement, entry.options, *entry.notes)
+
+
+def _difference(entry: Cells) -> Text:
+    if entry.is_reference:
+        return Text("reference")
+    return _stacked(entry.difference, entry.difference_interval, entry.verdict)
+
+
+def _stacked(first: str, *others: str) -> Text:
+    text = Text(first, style="bold")
+    for line in others:
+        text.append(f"\n{line}" if line not in ("", MISSING) else "", style="not bold dim")
+    return text
+
+
+def _cells(row: Row, results: Results, digits: int) -> Cells:
+    difference = row.difference
+    finished = row.test_loss_mean is not None
     return Cells(
         row=row,
-        placement=row["placement"],
-        options=options_text(row["options"]),
-        lr=learning_rate(row.get("best_lr")) if finished else MISSING,
-        loss=number(row["val_loss_mean"], digits),
-        loss_interval=interval(row.get("val_loss_ci"), digits),
-        bits=number(row.get("val_bits_per_byte_mean"), digits),
-        difference=signed(difference.get("mean"), digits),
-        difference_interval=interval(difference.get("ci"), digits, sign=True),
-        is_reference=is_reference and finished,
-        speed=grouped(median_of(best_trials(row, trials), "tokens_per_second")),
-        seeds=str(row.get("num_seeds") or 0),
-        notes=_notes(row, trials, finished),
+        placement=row.placement,
+        options=options_text(row.options),
+        lr=learning_rate(row.best_lr),
+        loss=number(row.test_loss_mean, digits),
+        loss_interval=interval(row.test_loss_ci, digits),
+        bits=number(row.test_bits_per_byte_mean, digits),
+        difference=signed(difference.mean if difference else None, digits),
+        difference_interval=interval(difference.ci_corrected if difference else None, digits, sign=True),
+        verdict=VERDICT_WORDS.get(row.verdict, row.verdict or "") if difference else "",
+        is_reference=finished and row.label == results.reference,
+        speed=grouped(median_of(results.shown_trials(row), "tokens_per_second")),
+        seeds=str(row.num_seeds),
+        notes=_notes(row, results.trials_of(row)),
     )
 
 
-def _notes(row: dict[str, Any], trials: list[dict[str, Any]], finished: bool) -> list[str]:
-    diverged = row.get("num_diverged") or sum(trial["status"] == "diverged" for trial in trials)
-    failed = sum(trial["status"] == "failed" for trial in trials)
+def _notes(row: Row, trials: list[Trial]) -> list[str]:
+    finished = row.test_loss_mean is not None
     notes = [] if finished else ["no finished trial"]
-    if finished and row.get("lr_at_edge") and len(row.get("lrs_tried") or []) > 1:
-        notes.append("lr at edge of grid")
-    if finished and row.get("num_lost"):
-        notes.append(f"mean of the {counted(row['num_seeds'], 'seed')} that finished, {row['num_lost']} lost")
-    if diverged:
-        notes.append(f"{diverged} of {counted(len(trials), 'trial')} diverged" if trials else f"{diverged} diverged")
-    if failed:
-        notes.append(f"{failed} of {counted(len(trials), 'trial')} failed")
-    return notes
+    if finished and not row.num_seeds:
+        notes.append("the choosing seed's loss")
+    if finished and row.num_lost:
+        notes.append(f"mean of the {counted(row.num_seeds, 'seed')} that finished, {row.num_lost} lost")
+    ends = Counter(trial.status for trial in trials if trial.status != "ok")
+    return notes + [f"{count} of {counted(len(trials), 'trial')} {status}" for status, count in sorted(ends.items())]

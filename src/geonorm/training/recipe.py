@@ -41,13 +41,18 @@ def load(files: Sequence[Path] = (), overrides: Iterable[str] = (), kind: type[C
     return build(kind, merged)
 
 
-def build(kind: type[Config], data: dict[str, Any]) -> Config:
+def build(kind: type[Config], data: dict[str, Any], *, ignore_unknown: bool = False) -> Config:
     """Make a configuration from nested plain data; keys that are missing keep their defaults.
 
+    Args:
+        kind: the dataclass to fill.
+        data: its values.
+        ignore_unknown: leave keys out that the dataclass does not have, instead of refusing them.
+
     Raises:
-        UserError: as :func:`load`.
+        UserError: as :func:`load`; a key is missing that has no default.
     """
-    return _build(kind, data, "", key_paths(kind))
+    return _build(kind, data, "", None if ignore_unknown else key_paths(kind))
 
 
 def key_paths(kind: Any) -> list[str]:
@@ -64,12 +69,17 @@ def _fields(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _build(kind: Any, data: dict[str, Any], prefix: str, known: list[str]) -> Any:
-    fields = _fields(kind)
+def _build(kind: Any, data: dict[str, Any], prefix: str, known: list[str] | None) -> Any:
+    """Fill a dataclass; without ``known`` keys, all of them, others are left out instead of refused."""
+    hints = _fields(kind)
     for key in data:
-        if key not in fields:
-            raise _unknown_key(prefix, key, list(fields), known)
-    return kind(**{key: _convert(fields[key], value, f"{prefix}{key}", known) for key, value in data.items()})
+        if key not in hints and known is not None:
+            raise _unknown_key(prefix, key, list(hints), known)
+    for field in dataclasses.fields(kind):
+        if field.name not in data and field.default is field.default_factory is dataclasses.MISSING:
+            raise UserError(f"`{prefix}{field.name}` is missing")
+    given = {key: value for key, value in data.items() if key in hints}
+    return kind(**{key: _convert(hints[key], value, f"{prefix}{key}", known) for key, value in given.items()})
 
 
 def _unknown_key(prefix: str, key: str, here: list[str], known: list[str]) -> UserError:
@@ -151,7 +161,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _convert(kind: Any, value: Any, name: str, known: list[str]) -> Any:
+def _convert(kind: Any, value: Any, name: str, known: list[str] | None) -> Any:
     """Bring a plain value to the type of a field."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -173,13 +183,15 @@ def _convert(kind: Any, value: Any, name: str, known: list[str]) -> Any:
     return _scalar(kind, value, name)
 
 
-def _tuple(arguments: tuple, value: Any, name: str, known: list[str]) -> tuple:
+def _tuple(arguments: tuple, value: Any, name: str, known: list[str] | None) -> tuple:
     endless = arguments[-1] is Ellipsis
     items = value if isinstance(value, (list, tuple)) else [value]
     if not endless and len(items) != len(arguments):
         raise UserError(f"`{name}` needs {len(arguments)} values, got {value!r}")
     kinds = [arguments[0]] * len(items) if endless else arguments
-    return tuple(_convert(one, item, name, known) for one, item in zip(kinds, items, strict=True))
+    # A section says by itself which of its values is wrong, so it is named with its place.
+    names = [f"{name}[{index}]" if isinstance(item, dict) else name for index, item in enumerate(items)]
+    return tuple(_convert(one, item, at, known) for one, item, at in zip(kinds, items, names, strict=True))
 
 
 def _scalar(kind: type, value: Any, name: str) -> Any:

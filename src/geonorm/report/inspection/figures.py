@@ -15,7 +15,6 @@ from geonorm.report.inspection.words import SERIES_NAMES, best_fit, law_words
 from geonorm.schedules import DECAYS
 
 SUBLAYERS = ("attention", "mlp")
-COLOURS = ("geonorm", "pre", "post", "deepnorm", "sandwich", "other1", "other2", "other3")
 # A logarithmic axis pays only where the values span more than this.
 _WIDE_SPAN = 8
 
@@ -88,7 +87,9 @@ def _gradient(models: list[dict[str, Any]]) -> Block | None:
         if model["gradient_norms"]:
             values = np.array(model["gradient_norms"], dtype=float)
             name = model["name"] if len(models) > 1 else "blocks"
-            lines.append(Line(name, _look(index), Curve(np.arange(1, len(values) + 1), values, values, values)))
+            lines.append(
+                Line(name, style.look(index).line, Curve(np.arange(1, len(values) + 1), values, values, values))
+            )
     heading = "Norm of the gradient"
     drawn = _panel(heading, lines, "gradient", np.concatenate([line.curve.y for line in lines]), log=True)
     caption = (
@@ -111,11 +112,13 @@ def _panels(
     if len(models) > 1:
         found = []
         for kind in SUBLAYERS:
-            lines = [Line(model["name"], _look(i), curves[i, kind]) for i, model in enumerate(models)]
+            lines = [Line(model["name"], style.look(i).line, curves[i, kind]) for i, model in enumerate(models)]
             found.append(_panel(f"{title}: {SERIES_NAMES[kind]}", lines, f"{name}-{kind}", values, log=log))
         return found
-    lines = [Line(SERIES_NAMES[kind], _look(i), curves[0, kind]) for i, kind in enumerate(SUBLAYERS)]
-    extra = [(_look(i)["color"], models[0]["laws"][kind]["inner"]) for i, kind in enumerate(SUBLAYERS) if laws]
+    lines = [Line(SERIES_NAMES[kind], style.look(i).line, curves[0, kind]) for i, kind in enumerate(SUBLAYERS)]
+    extra = [
+        (style.look(i).line["color"], models[0]["laws"][kind]["inner"]) for i, kind in enumerate(SUBLAYERS) if laws
+    ]
     return [_panel(title, lines, name, values, log=log, laws=extra, depth=models[0]["num_layers"], scale=scale)]
 
 
@@ -154,10 +157,3 @@ def _curve(model: dict[str, Any], kind: str, quantity: str, scale: float) -> Cur
         for key in ("q25", "median", "q75")
     )
     return Curve(np.array([row["layer"] for row in rows]), middle, low, high)
-
-
-def _look(index: int) -> dict[str, Any]:
-    key = COLOURS[index % len(COLOURS)]
-    marker = style.MARKERS.get(key) or style.OTHER_MARKERS[int(key[-1]) - 1]
-    dashes = style.DASHES[index // len(COLOURS) % len(style.DASHES)]
-    return {"color": style.PALETTE[key][0], "marker": marker, "linestyle": dashes}

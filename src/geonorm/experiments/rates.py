@@ -1,0 +1,44 @@
+"""Learning rates: which one a placement's trials choose, and which to try next.
+
+One loss curve over rates differs from placement to placement, and steps of two on a grid can miss a best by as much as
+placements differ. A choice counts as tuned once both neighbours a factor of sqrt(2) away have been tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+FACTOR = math.sqrt(2)
+MORE_ROUNDS = 6
+# Rates are rounded to three digits, which moves a ratio by less than this.
+_TOLERANCE = 0.02
+
+
+def best_lr(trials: Iterable[dict[str, Any]], seed: int) -> float | None:
+    """The rate with the lowest validation loss among one placement's trials of a seed; None if none finished."""
+    losses = {trial["lr"]: trial["val_loss"] for trial in trials if trial["seed"] == seed and trial["status"] == "ok"}
+    return min(losses, key=lambda lr: losses[lr]) if losses else None
+
+
+def untried_neighbours(best: float, tried: Iterable[float]) -> list[float]:
+    """Rates to try so that the best has a neighbour within sqrt(2) on either side; at most two, three digits each."""
+    ratios = [lr / best for lr in tried]
+    missing = []
+    if not any(1 / (FACTOR * (1 + _TOLERANCE)) <= ratio < 1 for ratio in ratios):
+        missing.append(float(f"{best / FACTOR:.3g}"))
+    if not any(1 < ratio <= FACTOR * (1 + _TOLERANCE) for ratio in ratios):
+        missing.append(float(f"{best * FACTOR:.3g}"))
+    return missing
+
+
+def is_tuned(trials: Iterable[dict[str, Any]], seed: int) -> bool:
+    """True if one placement's trials of a seed surround the best by neighbours within sqrt(2).
+
+    A neighbour at which the trial diverged counts; one at which it failed, for a reason outside the training, does not.
+    """
+    trials = list(trials)
+    best = best_lr(trials, seed)
+    tried = {trial["lr"] for trial in trials if trial["seed"] == seed and trial["status"] != "failed"}
+    return best is not None and not untried_neighbours(best, tried)
