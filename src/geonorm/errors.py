@@ -16,8 +16,40 @@ class UserError(ValueError):
     """A mistake in the input that the message names, with its place and its remedy.
 
     The command line prints it as one line and exits with code 2; any other exception is a bug and keeps its
-    traceback.
+    traceback. What cannot be printed, such as a byte of a file name that is not UTF-8, stands as an escape.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: object) -> str:
+    """Text with escapes for what cannot be printed on one line of UTF-8.
+
+    Names of files may hold any byte; Python has those that are not UTF-8 as lone surrogates, which no stream, log or
+    JSON file of other programs takes. They stand as ``\\xe9`` and the like, line ends as ``\\n``.
+    """
+
+    def shown(character: str) -> str:
+        if character.isprintable():
+            return character
+        if "\udc80" <= character <= "\udcff":
+            return f"\\x{ord(character) - 0xDC00:02x}"
+        return character.encode("unicode_escape").decode()
+
+    return "".join(map(shown, str(text)))
+
+
+def check_unicode(name: str, value: object) -> None:
+    """Check that text or a path that a user gave is Unicode: libraries below take nothing else.
+
+    Raises:
+        UserError: `` `name` value is not UTF-8 ``.
+    """
+    try:
+        str(value).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"`{name}` {value} is not UTF-8; give it in UTF-8, and rename what has such a name") from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
@@ -91,8 +123,9 @@ def check_folder_path(name: str, path: Path) -> None:
     """Check that a folder is at a path or can be made there.
 
     Raises:
-        UserError: `` `name` path is or lies in a file ``.
+        UserError: `` `name` path is or lies in a file ``, or the path is not UTF-8.
     """
+    check_unicode(name, path.absolute())
     existing = next(part for part in (path, *path.absolute().parents) if part.exists())
     if not existing.is_dir():
         raise UserError(f"`{name}` {path} is or lies in a file, {existing}; name a folder")

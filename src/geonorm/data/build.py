@@ -16,7 +16,6 @@ from geonorm.data.assemble import Side, assemble, survey_shards
 from geonorm.data.corpus import GROUP_FILES, TOKEN_BYTES, TOKEN_FILES, TOKENIZER
 from geonorm.data.dedup import Deduplication
 from geonorm.data.encode import Encoder
-from geonorm.data.joined import unreadable_files
 from geonorm.data.overlap import NGRAM, overlap
 from geonorm.data.packed import TokenFile, TokenWriter
 from geonorm.data.parallel import spread
@@ -35,7 +34,6 @@ TOKENIZER_SAMPLE_BYTES = 20_000_000
 
 _SURVEY, _SHARDS, _STREAM = "survey.json", "shards", "stream"
 _READS_BETWEEN_TICKS = 100
-_NAMED_FILES = 20
 
 
 class Build:
@@ -225,11 +223,7 @@ class Build:
                     return
 
     def _notes(self, shards: list[ShardFacts]) -> list[str]:
-        notes = []
-        unreadable = list(unreadable_files(self.source).values())
-        notes += [f"Skipped from its first fault on: {why}." for why in unreadable[:_NAMED_FILES]]
-        if len(unreadable) > _NAMED_FILES:
-            notes.append(f"{len(unreadable) - _NAMED_FILES} more files were unreadable.")
+        notes = self.source.notes()
         spelled, num_bytes = (sum(getattr(s, name) for s in shards) for name in ("num_spelled_bytes", "num_bytes"))
         if spelled != num_bytes:
             notes.append(

@@ -63,6 +63,10 @@ class EmbeddedSource:
     def check_unchanged(self) -> None:
         """Nothing to check: every pass gives what the first one read."""
 
+    def notes(self) -> list[str]:
+        """None: what does not parse is counted."""
+        return []
+
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the documents, one pass at a time; they are kept (at most 24 MB), as parsing takes seconds."""
         yield from self._kept

@@ -12,11 +12,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from geonorm.data import spool
-from geonorm.data.readers import Columns, one_line, quiet
-from geonorm.errors import UserError
+from geonorm.data import raw, spool
+from geonorm.data.raw import one_line
+from geonorm.data.readers import Columns
+from geonorm.errors import UserError, check_unicode
 
 PREFIX = "hf://"
+_JSON_FILE = re.compile(r"[^:]*(://)?[^:]*\.(json|jsonl|ndjson)(\.gz|\.xz|\.zst)?", re.IGNORECASE)
 _SPEC = re.compile(r"(?P<name>[^:@#]+)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^:@#]+))?(?:#(?P<column>[^#]+))?")
 
 
@@ -44,6 +46,8 @@ class HubSource:
         """
         spec = re.sub("^hf:/+", lambda found: "" if len(found[0]) < 6 else "/", os.fspath(given))
         match = _SPEC.fullmatch(spec)
+        for name, value in (("data", spec), ("text_column", text_column), ("group_by", group_by)):
+            check_unicode(name, value)
         if match is None:
             raise UserError(f"{given} is not of the form hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]; mend the name")
         self.name, self.config = match["name"], match["config"]
@@ -78,6 +82,10 @@ class HubSource:
 
     def check_unchanged(self) -> None:
         """Nothing to check: every pass reads what the first one kept."""
+
+    def notes(self) -> list[str]:
+        """None: nothing of a stream is left out but null texts, which are counted."""
+        return []
 
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the texts in the order of the stream; null texts are skipped and counted.
@@ -138,6 +146,34 @@ class HubSource:
                 " run the same command again to go on from what was kept"
             ) from error
 
+    def _json_rows(self, builder: Any) -> _JsonRows | None:
+        """Rows of a dataset of JSON files, which `datasets` would not give as they are; None for another dataset.
+
+        Its reader drops a lone surrogate and what is beside it, and writes numbers and objects as text.
+
+        Raises:
+            UserError: no such split, or files that are read here in no other way.
+        """
+        from datasets.packaged_modules.csv.csv import CsvConfig
+        from datasets.packaged_modules.json.json import JsonConfig
+
+        if isinstance(builder.config, CsvConfig):
+            # Else the texts "null", "None" and "NA" are nulls.
+            builder.config.na_filter = False
+        if not isinstance(builder.config, JsonConfig):
+            return None
+        files = builder.config.data_files or {}
+        if self.split not in files:
+            raise UserError(f"{self.names[0]} has no split `{self.split}`; its splits are: {', '.join(sorted(files))}")
+        odd = next((name for name in files[self.split] if not _JSON_FILE.fullmatch(name)), None)
+        if odd is not None or builder.config.field is not None:
+            what = odd or f"JSON with its records in the field `{builder.config.field}`"
+            raise UserError(
+                f"{self.names[0]} is made of {what}, which is not read as a stream; fetch it and give .json or .jsonl"
+                " files, as .gz, .xz or .zst too"
+            )
+        return _JsonRows(list(files[self.split]))
+
     @contextlib.contextmanager
     def _rows(self, state: dict[str, Any] | None) -> Iterator[Any]:
         import datasets
@@ -145,7 +181,9 @@ class HubSource:
         with quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
             try:
                 builder = datasets.load_dataset_builder(self.name, self.config, cache_dir=cache)
-                rows: Any = builder.as_streaming_dataset(split=self.split)
+                rows: Any = self._json_rows(builder) or builder.as_streaming_dataset(split=self.split)
+            except UserError:
+                raise
             except Exception as error:
                 raise UserError(
                     f"cannot open the dataset {self.names[0]} ({one_line(error)}); check its name, configuration and"
@@ -163,3 +201,54 @@ class HubSource:
             if state is not None:
                 rows.load_state_dict(state)
             yield rows
+
+
+class _JsonRows:
+    """Records of JSON files one after another, wherever they lie, with a place to go on from like that of `datasets`."""
+
+    column_names = None
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+        self._place = (0, 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """Number of the file and of the records that it has given."""
+        return dict(zip(("file", "records"), self._place, strict=True))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there; the file is read from its start again."""
+        self._place = (state["file"], state["records"])
+
+    def __iter__(self) -> Iterator[Any]:
+        from datasets.utils.file_utils import xopen
+
+        first, done = self._place
+        for number, name in enumerate(self.files[first:], start=first):
+            path, suffix = Path(name), os.path.splitext(name)[1].lower()
+            # Tries again where the network fails.
+            with xopen(name, "rb") as file:
+                for records, (_, record) in enumerate(raw.json_records(path, file, suffix), start=1):
+                    if records > done:
+                        self._place = (number, records)
+                        yield record
+            self._place, done = (number + 1, 0), 0
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep `datasets` from drawing bars and from logging what it raises anyway."""
+    import datasets
+    from datasets.utils import logging
+
+    bars = not datasets.are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
+    if bars:
+        datasets.disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()

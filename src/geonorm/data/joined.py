@@ -41,6 +41,10 @@ class JoinedSource:
         for part in self.parts:
             part.check_unchanged()
 
+    def notes(self) -> list[str]:
+        """Notes of all parts."""
+        return [note for part in self.parts for note in part.notes()]
+
 
 def open_sources(
     paths: Sequence[str | os.PathLike[str]] | None,
@@ -67,9 +71,3 @@ def open_sources(
     if files or not hub:
         hub.insert(0, FileSource(files, text_column, skip_unreadable, group_by))
     return hub[0] if len(hub) == 1 else JoinedSource(hub)
-
-
-def unreadable_files(source: Source) -> dict[Path, str]:
-    """Why files were given up, by path."""
-    parts = source.parts if isinstance(source, JoinedSource) else [source]
-    return {path: why for part in parts if isinstance(part, FileSource) for path, why in part.unreadable.items()}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from geonorm.data.build import Build
 from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus
 from geonorm.data.joined import open_sources
+from geonorm.data.outputs import read_object
 from geonorm.data.progress import PlainProgress, Progress
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.tokenizer import check_vocab_size
@@ -175,11 +176,8 @@ def _prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
 
 
 def _description(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and {"fingerprint", "num_tokens", "eos_id"} <= set(found) else None
+    found = read_object(folder / DESCRIPTION)
+    return found if found is not None and {"fingerprint", "num_tokens", "eos_id"} <= found.keys() else None
 
 
 def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import itertools
 import os
+import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from geonorm.data import readers
-from geonorm.data.digests import file_digest
-from geonorm.errors import UserError
+from geonorm.data.outputs import is_evaluation, kind_of_folder
+from geonorm.data.raw import COMPRESSIONS, UnreadableFile, file_digest, read_text
+from geonorm.errors import UserError, check_unicode, printable
 
 # fmt: off
 TEXT_SUFFIXES = frozenset((
@@ -22,7 +25,10 @@ TEXT_SUFFIXES = frozenset((
     ".go", ".rs", ".rb", ".sh", ".jl", ".r", ".lua", ".hs", ".scala", ".swift", ".kt", ".sql",
 ))
 # fmt: on
+_READERS = {"jsonl": readers.read_jsonl, "json": readers.read_json, "parquet": readers.read_parquet}
 _KINDS = dict.fromkeys(TEXT_SUFFIXES, "text") | {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
+
+_MOST_NAMED = 20
 
 
 class Source(Protocol):
@@ -51,6 +57,10 @@ class Source(Protocol):
         """Raise a `UserError` if the content changed after `fingerprint`."""
         ...
 
+    def notes(self) -> list[str]:
+        """A line for each part that was not read, or not to its end, so far."""
+        ...
+
 
 class FileSource:
     """Documents of local files.
@@ -58,10 +68,12 @@ class FileSource:
     A text file is one document. A ``.jsonl``, ``.json`` or ``.parquet`` file has one document per record. Text and
     JSON files may carry a further suffix ``.xz``, ``.gz`` or ``.zst``. Folders are walked to the bottom, links to
     folders not followed; hidden files and folders are left out, files with other suffixes are skipped and counted.
+    Only regular files are read, so that a pipe never makes a program wait, and nothing that geonorm wrote itself.
     A file that is reached twice is read once.
 
     Attributes:
         files: path and kind of each file, sorted by path.
+        left_out: what a path is that would have been read if it were a file of text, such as ``"pipe"``.
         unreadable: why a file was given up, by path; filled while reading if ``skip_unreadable`` is set.
     """
 
@@ -82,24 +94,31 @@ class FileSource:
             group_by: column of JSON and Parquet files that names a record's group.
 
         Raises:
-            UserError: no paths, a path that does not exist, a pattern that matches nothing, a suffix that is not
-                supported, no file at all, a folder that cannot be listed, groups asked of a text file.
+            UserError: no paths, a path that does not exist or is neither a folder nor a regular file, a pattern that
+                matches nothing, a suffix that is not supported, no file at all, a folder that cannot be listed, groups
+                asked of a text file.
         """
         if not paths:
             raise UserError("no data paths given; name at least one file or folder")
         self.text_column, self.skip_unreadable, self.group_by = text_column, skip_unreadable, group_by
+        check_unicode("text_column", text_column)
+        check_unicode("group_by", group_by)
         self.unreadable: dict[Path, str] = {}
+        self.left_out: dict[Path, str] = {}
         self.folder: Path | None = None
         self._unsupported: set[Path] = set()
         self._closed: set[Path] = set()
+        self._outputs: dict[Path, str | None] = {}
         self._before: dict[Path, tuple[int, int]] = {}
         found: dict[Path, str] = {}
         for given in paths:
             path = Path(given).expanduser()
             if path.is_dir():
                 self._add_folder(path, found)
-            elif path.exists():
-                found[_checked(path)] = _kind_or_error(path)
+            elif os.path.lexists(path):
+                if (what := _what_else(path)) is not None:
+                    raise UserError(f"{path} is a {what}; only regular files are read, so give one")
+                found[_real(path)] = _kind_or_error(path)
             elif glob.has_magic(str(path)):
                 self._add_pattern(path, found)
             else:
@@ -110,14 +129,14 @@ class FileSource:
 
     @property
     def names(self) -> list[str]:
-        """File names without their folders."""
-        return [path.name for path, _ in self.files]
+        """File names without their folders, in a form that can be printed."""
+        return [printable(path.name) for path, _ in self.files]
 
     def fingerprint(self) -> str:
         """SHA-256 over names, kinds and bytes of all files, the text column and whether faults are skipped.
 
         Raises:
-            UserError: a file that cannot be read, or a ``.zst`` file that ends too early.
+            UserError: a file that cannot be read.
         """
         whole = hashlib.sha256(self._how().encode())
         for path, kind in self.files:
@@ -126,11 +145,9 @@ class FileSource:
                 self._before[path] = stamp
             except OSError as error:
                 digest = self._give_up(_no_access(path, error))
-            except readers.UnreadableFile as error:
-                digest = self._give_up(error)
             if path in self.unreadable:
                 self._closed.add(path)
-            whole.update(f"\n{path.name}\n{kind}\n{digest}".encode())
+            whole.update(b"\n" + os.fsencode(path.name) + f"\n{kind}\n{digest}".encode())
         return whole.hexdigest()
 
     def _how(self) -> str:
@@ -155,18 +172,28 @@ class FileSource:
         """
         if self._unsupported:
             skipped["file with an unsupported suffix"] += len(self._unsupported)
-        for kind, batch in itertools.groupby(self._full(skipped), key=lambda item: item[1]):
-            paths = [path for path, _ in batch]
-            while paths:
-                # All text files of a batch go through one reader, the others through one each.
-                taken = paths if kind == "text" else paths[:1]
-                try:
-                    yield from self._read(kind, taken, skipped)
-                    paths = paths[len(taken) :]
-                except readers.UnreadableFile as error:
-                    self._give_up(error)
-                    skipped["unreadable file"] += 1
-                    paths = paths[paths.index(error.path) + 1 :]
+        skipped.update(self.left_out.values())
+        for path, kind in self._full(skipped):
+            try:
+                yield from self._read(kind, path, skipped)
+            except OSError as error:
+                self._give_up(_no_access(path, error))
+                skipped["unreadable file"] += 1
+            except UnreadableFile as error:
+                self._give_up(error)
+                skipped["unreadable file"] += 1
+
+    def notes(self) -> list[str]:
+        """A line for each file or folder that was left out, or left at a fault, so far; at most 20 of each."""
+        notes = []
+        for lines, rest in (
+            ([f"Left out: {printable(path)} ({what})." for path, what in self.left_out.items()], "left out"),
+            ([f"Skipped from its first fault on: {why}." for why in self.unreadable.values()], "unreadable"),
+        ):
+            notes += lines[:_MOST_NAMED]
+            if len(lines) > _MOST_NAMED:
+                notes.append(f"{len(lines) - _MOST_NAMED} more were {rest}.")
+        return notes
 
     def _full(self, skipped: Counter[str]) -> list[tuple[Path, str]]:
         """The files that have something in them."""
@@ -187,13 +214,16 @@ class FileSource:
                 skipped["empty file"] += 1
         return full
 
-    def _read(self, kind: str, paths: list[Path], skipped: Counter[str]) -> Iterator[str]:
+    def _read(self, kind: str, path: Path, skipped: Counter[str]) -> Iterator[str]:
         if kind == "text":
-            return readers.read_text(paths)
-        read = {"jsonl": readers.read_jsonl, "json": readers.read_json, "parquet": readers.read_parquet}[kind]
-        return read(paths[0], self.text_column, skipped, self.group_by)
+            text = read_text(path)
+            if not text:
+                skipped["empty file"] += 1
+                return iter(())
+            return iter((text,))
+        return _READERS[kind](path, self.text_column, skipped, self.group_by)
 
-    def _give_up(self, error: readers.UnreadableFile) -> str:
+    def _give_up(self, error: UnreadableFile) -> str:
         if not self.skip_unreadable:
             raise error
         self.unreadable[error.path] = str(error)
@@ -202,43 +232,91 @@ class FileSource:
     def _add(self, path: Path, found: dict[Path, str]) -> bool:
         kind = _kind(path)
         if kind is None:
-            self._unsupported.add(path.resolve())
+            self._unsupported.add(_real(path))
             return False
-        found[_checked(path)] = kind
+        what = _what_else(path) or ("result of geonorm eval" if kind == "json" and is_evaluation(path) else None)
+        if what is not None:
+            self.left_out[path.absolute()] = what
+            return False
+        found[_real(path)] = kind
         return True
 
     def _add_pattern(self, pattern: Path, found: dict[Path, str]) -> None:
         matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
         if not matches:
             raise UserError(f"nothing matches {pattern}; check the pattern (relative to {Path.cwd()})")
-        files = [path for path in matches if path.is_file()]
+        # Files deep down as well, where `**` has named them without asking what folder they are in.
+        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+        files = [path for path in matches if not path.is_dir() and not self._inside_output(path, root)]
         readable = [self._add(path, found) for path in files]
         if "**" not in str(pattern):  # that one has named the files inside as well
             readable += [self._walk(path, found) for path in matches if path.is_dir()]
         if not any(readable):
-            raise UserError(f"no readable file matches {pattern}; supported suffixes: {_supported()}")
+            raise UserError(f"no readable file matches {pattern}{self._found_instead()}")
 
     def _add_folder(self, folder: Path, found: dict[Path, str]) -> None:
         if not self._walk(folder, found):
-            raise UserError(f"no readable file in the folder {folder}; supported suffixes: {_supported()}")
+            raise UserError(f"no readable file in the folder {folder}{self._found_instead()}")
+
+    def _found_instead(self) -> str:
+        few = [f"{path} ({what})" for path, what in itertools.islice(self.left_out.items(), 3)]
+        return f"; left out: {', '.join(few)}" * bool(few) + f"; supported suffixes: {_supported()}"
 
     def _walk(self, folder: Path, found: dict[Path, str]) -> bool:
         def cannot_list(error: OSError) -> None:
             reason = error.strerror or error
             raise UserError(f"cannot list the folder {error.filename}: {reason}; check its permissions") from error
 
+        if self._is_output(folder):
+            return False
         any_readable = False
         for parent, folders, files in os.walk(folder, onerror=cannot_list):
-            folders[:] = [name for name in folders if not name.startswith(".")]
+            inner = [Path(parent, name) for name in folders if not name.startswith(".")]
+            folders[:] = [path.name for path in inner if not self._is_left_out(path)]
             for name in files:
                 if not name.startswith(".") and self._add(Path(parent, name), found):
                     any_readable = True
         return any_readable
 
+    def _is_left_out(self, folder: Path) -> bool:
+        if folder.is_symlink():
+            self.left_out[folder.absolute()] = "link to a folder"
+            return True
+        return self._is_output(folder)
 
-def _no_access(path: Path, error: OSError) -> readers.UnreadableFile:
+    def _is_output(self, folder: Path) -> bool:
+        folder = folder.absolute()
+        if folder not in self._outputs:
+            self._outputs[folder] = kind_of_folder(folder)
+        if (kind := self._outputs[folder]) is not None:
+            self.left_out[folder] = f"{kind} of geonorm"
+        return kind is not None
+
+    def _inside_output(self, path: Path, root: Path) -> bool:
+        depth = len(path.parts) - len(root.parts)
+        return any(self._is_output(parent) for parent in reversed(path.parents[:depth]))
+
+
+def _what_else(path: Path) -> str | None:
+    """What something is that is no regular file; None for one, and for what only reading can tell."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return {errno.ENOENT: "link to nothing", errno.ELOOP: "link that leads to itself"}.get(error.errno or 0)
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    return kinds.get(stat.S_IFMT(mode), "special file")
+
+
+def _real(path: Path) -> Path:
+    # Unlike resolve(), it takes links that lead to themselves.
+    return Path(os.path.realpath(path))
+
+
+def _no_access(path: Path, error: OSError) -> UnreadableFile:
     reason = error.strerror or error
-    return readers.UnreadableFile(path, f"cannot read {path}: {reason}; check that it is there and its permissions")
+    return UnreadableFile(path, f"cannot read {path}: {reason}; check that it is there and its permissions")
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -246,19 +324,12 @@ def _stamp(path: Path) -> tuple[int, int]:
     return facts.st_size, facts.st_mtime_ns
 
 
-def _checked(path: Path) -> Path:
-    path = path.resolve()
-    if "::" in str(path):
-        raise UserError(f"{path}: names with `::` cannot be read (they mean a chain of archives); rename it")
-    return path
-
-
 def _kind(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] in readers.COMPRESSIONS:
+    if suffixes and suffixes[-1] in COMPRESSIONS:
         kind = _KINDS.get(suffixes[-2]) if len(suffixes) == 2 else None
         # Parquet compresses its own columns, and needs random access.
-        return None if kind == "parquet" or path.suffix not in readers.COMPRESSIONS else kind
+        return None if kind == "parquet" or path.suffix not in COMPRESSIONS else kind
     return _KINDS.get(suffixes[-1]) if suffixes else None
 
 
