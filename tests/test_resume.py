@@ -11,12 +11,12 @@ import torch
 
 from geonorm import UserError
 from geonorm.models import blocks
+from geonorm.signals import INTERRUPTED, TRY_AGAIN
 from geonorm.storage import write_json
 from geonorm.training import run as running
 from geonorm.training.checkpoint import expendable
 from geonorm.training.manifest import MANIFEST
 from geonorm.training.run import run
-from geonorm.signals import INTERRUPTED, TRY_AGAIN
 from train_runs import assert_same_end, finish, rows, stop_after, tensors, tiny, tiny_corpus
 
 

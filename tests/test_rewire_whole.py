@@ -72,7 +72,7 @@ def test_quantised_weights_cannot_be_drawn_anew_or_folded():
         rewire(model, "geonorm", init=True)
     assert "\n" not in str(caught.value)
     assert state_of(model) == before
-    with pytest.raises(UserError, match="folded into plain linear layers alone, and the norm .* is read by EightBit"):
+    with pytest.raises(UserError, match=r"folded into plain linear layers alone, and the norm .* is read by EightBit"):
         convert_model(model, prompts(2, 9))
     assert state_of(model) == before
     rewire(model, "geonorm")

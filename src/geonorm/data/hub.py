@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from geonorm.data import raw, spool
 from geonorm.data.raw import one_line
@@ -204,7 +204,7 @@ class HubSource:
 
 
 class _JsonRows:
-    """Records of JSON files one after another, wherever they lie, with a place to go on from like that of `datasets`."""
+    """Records of JSON files one after another, wherever they lie, with a place to go on from as `datasets` has."""
 
     column_names = None
 
@@ -228,7 +228,7 @@ class _JsonRows:
             path, suffix = Path(name), os.path.splitext(name)[1].lower()
             # Tries again where the network fails.
             with xopen(name, "rb") as file:
-                for records, (_, record) in enumerate(raw.json_records(path, file, suffix), start=1):
+                for records, (_, record) in enumerate(raw.json_records(path, cast(BinaryIO, file), suffix), start=1):
                     if records > done:
                         self._place = (number, records)
                         yield record

@@ -43,7 +43,7 @@ def is_evaluation(path: Path) -> bool:
             begun = file.read(len(_EVALUATION_START)) == _EVALUATION_START
     except OSError:
         return False
-    return begun and _EVALUATION <= (read_object(path) or {}).keys()
+    return begun and (read_object(path) or {}).keys() >= _EVALUATION
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

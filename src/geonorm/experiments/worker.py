@@ -79,7 +79,10 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         if not ranks.is_main:
             return
         if outcome.test is not None:
-            by_window = {"loss": outcome.test.window_losses.tolist(), "document": test.groups[outcome.test.labelled_windows].tolist()}
+            by_window = {
+                "loss": outcome.test.window_losses.tolist(),
+                "document": test.groups[outcome.test.labelled_windows].tolist(),
+            }
             write_json(folder / TEST_WINDOWS, by_window)
         write_json(folder / RESULT, _result(trial, outcome, num_parameters, ranks.device))
 

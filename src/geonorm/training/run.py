@@ -56,8 +56,8 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         resume: go on with what the folder holds; overwrite: delete it.
 
     Returns:
-        0 if the run came to its end; 1 if it diverged, or learned nothing in 100 steps or more; 75 if it was told to end, or lost a rank, and can be resumed;
-        130 if it was interrupted by hand, and can be resumed.
+        0 if the run came to its end; 1 if it diverged, or learned nothing in 100 steps or more; 75 if it was told to
+        end, or lost a rank, and can be resumed; 130 if it was interrupted by hand, and can be resumed.
 
     Raises:
         UserError: anything that a person has to change.
