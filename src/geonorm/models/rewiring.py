@@ -160,7 +160,7 @@ def _check_forwards(model: nn.Module, adapter: Adapter) -> None:
             if held is not None and getattr(held, "__func__", None) is not type(module).forward:
                 raise UserError(
                     f"cannot rewire this {type(model).__name__}: the forward of a {type(module).__name__} was replaced,"
-                    " as accelerate's hooks do; rewire the model before it is spread over devices, or take the hooks off"
+                    " as accelerate's hooks do; rewire the model before it is spread over devices, or take them off"
                     " (accelerate.hooks.remove_hook_from_module(model, recurse=True))"
                 )
 
