@@ -68,7 +68,7 @@ def _sensitivity(run: Run) -> Block | None:
     name_lines(figure, axes, [(one.short, one.look.line, x, y) for one, x, y in ends])
     label = "Validation loss against learning rate for " + ", ".join(one.short for one in shown) + "."
     caption = (
-        f"Final validation loss against peak learning rate. Lines join the losses of seed {seed}, which chose the rates;"
+        f"Final validation loss against peak learning rate. Lines join the losses of seed {seed}, which chose rates;"
         " small dots are other seeds. A flat valley means that the rate hardly matters; a lowest point at either end "
         f"means that the grid was too narrow.{notes}"
     )
