@@ -99,6 +99,7 @@ def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: torch.d
         train_loss=outcome.train_loss,
         num_parameters=num_parameters,
         tokens=outcome.tokens,
+        labelled_tokens=outcome.labelled_tokens,
         seconds=outcome.seconds,
         skipped_steps=outcome.skipped,
         tokens_per_second=outcome.tokens / outcome.seconds,
