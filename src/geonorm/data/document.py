@@ -46,6 +46,13 @@ class Document(str):
         return Document(self[start:stop], self.group, spans, self.special)
 
 
+def grouped(text: str, group: str) -> Document:
+    """The text as one of a group."""
+    if isinstance(text, Document):
+        return Document(text, group, text.labelled, text.special)
+    return Document(text, group)
+
+
 def group_of(text: str) -> str | None:
     """The group of a text, if it has one."""
     return text.group if isinstance(text, Document) else None

@@ -53,7 +53,9 @@ class Spool:
         """Keep a part; it is there once its JSON file is."""
         import zstandard
 
-        lines = "\n".join(json.dumps(text.__getnewargs__() if isinstance(text, Document) else text) for text in part.texts)
+        lines = "\n".join(
+            json.dumps(text.__getnewargs__() if isinstance(text, Document) else text) for text in part.texts
+        )
         data = zstandard.ZstdCompressor(level=3).compress(lines.encode("utf-8"))
         beside = self._path(number, "json")
         beside.unlink(missing_ok=True)

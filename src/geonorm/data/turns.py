@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from geonorm.data.document import Document
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TEXT, PROMPT, COMPLETION, MESSAGES = "text", "prompt", "completion", "messages"
-SPELLED = "conversation that spells a special token"
 # What transformers looks for.
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
+class LeftOutError(Exception):
+    """A record that is left out and counted; its words are the reason."""
+
+
 def columns_of(names: Collection[str], column: str) -> tuple[str, ...]:
-    """Which of a record's columns hold its text: ``column``; where it is the default and absent, those of turns."""
+    """Which columns hold the text of a record: ``column``; where it is the default and absent, those of turns."""
     if column == TEXT and TEXT not in names:
         for known in ((PROMPT, COMPLETION), (MESSAGES,)):
             if set(known) <= set(names):
@@ -32,103 +35,118 @@ def columns_of(names: Collection[str], column: str) -> tuple[str, ...]:
     return (column,)
 
 
-def completed(prompt: Any, completion: Any) -> Document | None:
-    """A prompt, which has no label, and the text that follows it; None if one of them is null.
+def text_of(record: dict[str, Any], column: str, chat: ChatTemplate) -> str | None:
+    """The text of a record, None where it is null.
+
+    A prompt is the context of its completion, which has the labels. A list of objects is a conversation.
 
     Raises:
-        ValueError: one of them is not a string.
+        ValueError: the record is of another form; says how, without saying where.
+        LeftOutError: see `ChatTemplate.write`.
+        UserError: likewise.
     """
-    for name, part in ((PROMPT, prompt), (COMPLETION, completion)):
-        if not isinstance(part, str | None):
-            kind = type(part).__name__
-            raise ValueError(f"`{name}` is of type {kind}, not a string; put conversations into a column `{MESSAGES}`")
-    if prompt is None or completion is None:
+    columns = columns_of(record, column)
+    parts = [record.get(name) for name in columns]
+    if None in parts:
         return None
-    return Document(prompt + completion, labelled=[(len(prompt), len(prompt) + len(completion))])
+    if len(parts) == 1 and isinstance(parts[0], list) and any(isinstance(part, dict) for part in parts[0]):
+        return chat.write(parts[0], columns[0])
+    for name, part in zip(columns, parts, strict=True):
+        if not isinstance(part, str):
+            what = f"`{name}` is of type {type(part).__name__}, not a string"
+            raise ValueError(f"{what}; name the column that holds the text" if len(parts) == 1 else what)
+    text = "".join(map(str, parts))
+    return text if len(parts) == 1 else Document(text, labelled=[(len(str(parts[0])), len(text))])
 
 
 class ChatTemplate:
-    """Writes conversations as the chat template of a tokenizer says; what the assistant wrote has a label."""
+    """Writes conversations as the chat template of a tokenizer says; what the assistant wrote has the labels."""
 
     def __init__(self, tokenizer: str | os.PathLike[str] | None = None, eos: str | None = None) -> None:
         """Start; nothing is opened before the first conversation.
 
         Args:
-            tokenizer: see `geonorm.data.pretrained.open_tokenizer`; None for one that has no template.
+            tokenizer: see `geonorm.data.pretrained.open_tokenizer`; None for none.
             eos: spelling of the token that ends a document.
         """
         self.name, self.eos = tokenizer, eos
 
-    def write(self, messages: Any) -> Document | None:
-        """A conversation as one text in which special tokens are spelled; None if a message spells one by itself.
+    def write(self, messages: list[Any], column: str = MESSAGES) -> Document:
+        """A conversation as one text, in which the special tokens of the template are spelled.
 
         Args:
-            messages: one dict a message, with ``role`` and ``content`` and whatever else the template reads.
+            messages: an object each, with ``role``, ``content`` and whatever else the template reads.
+            column: where they stand, for messages of errors.
 
         Raises:
             ValueError: not messages, or the template refuses them.
+            LeftOutError: a message spells a special token, which the text could not be told from.
             UserError: there is no template, it does not say what the assistant wrote, or it ends documents by itself.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        if not isinstance(messages, Sequence) or not messages or not all(isinstance(m, dict) for m in messages):
-            raise ValueError(f"`{MESSAGES}` is not a list of objects with `role` and `content`")
-        template, specials, names = self._opened
-        if any(specials.search(text) for text in _strings(messages)):
-            return None
+        if not all(isinstance(message, dict) and "role" in message for message in messages):
+            raise ValueError(f"`{column}` is a list in which not all are objects with `role` and `content`")
+        template, special, names = self._opened
+        if any(special.search(text) for text in _strings(messages)):
+            raise LeftOutError("conversation that spells a special token")
         # A table has every field in every message, null where a message has none.
         messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
         try:
-            texts, spans = render_jinja_template([messages], chat_template=template, return_assistant_tokens_mask=True, **names)  # type: ignore[misc]
+            rendered: Any = render_jinja_template(
+                [messages], chat_template=template, return_assistant_tokens_mask=True, **names
+            )
         except Exception as error:  # templates refuse with whatever they like
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"the chat template refuses these `{MESSAGES}` ({reason})") from error
-        if self.eos is not None and self.eos in texts[0]:
-            known = ", ".join(sorted(token for token in self._specials if token not in texts[0])[:8]) or "none"
+            raise ValueError(f"the chat template refuses these `{column}` ({reason})") from error
+        (text,), (spans,) = rendered
+        if self.eos is not None and self.eos in text:
+            unused = [token for token in self._special_tokens if token not in text]
             raise UserError(
-                f"the chat template of {self.name} writes {self.eos} inside a conversation, so it cannot end a document;"
-                f" name another special token as `eos` (it does not write: {known})"
+                f"the chat template of {self.name} writes {self.eos} inside a conversation, so it cannot end a"
+                f" document; name another token as `eos` (special ones not written: {', '.join(unused[:8]) or 'none'})"
             )
-        return Document(texts[0], labelled=spans[0], special=True)
+        return Document(text, labelled=spans, special=True)
 
     @functools.cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
-        from geonorm.data.pretrained import open_folder
+        from geonorm.data.pretrained import open_with_template
 
         if self.name is None:
             raise UserError(
-                f"`{MESSAGES}` need the chat template of a tokenizer; prepare them with one: geonorm prepare --tokenizer"
+                "conversations need the chat template of a tokenizer; prepare them with"
+                " `geonorm prepare --tokenizer NAME`"
             )
-        return open_folder(self.name)
+        return open_with_template(self.name)
 
-    @property
-    def _specials(self) -> list[str]:
+    @functools.cached_property
+    def _special_tokens(self) -> list[str]:
         return [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
 
     @functools.cached_property
     def _opened(self) -> tuple[str, re.Pattern[str], dict[str, Any]]:
-        """The template, what finds special tokens, and the names that the template has for some of them."""
+        """The template, what finds spellings of special tokens, and the template's names for some of them."""
+        instead = f"records of `{PROMPT}` and `{COMPLETION}` need none"
         try:
             template = self._tokenizer.get_chat_template()
         except ValueError:
             raise UserError(
-                f"the tokenizer {self.name} has no chat template for `{MESSAGES}`; take one that has, or give records of"
-                f" `{PROMPT}` and `{COMPLETION}`"
+                f"the tokenizer {self.name} has no chat template, which conversations need; take one that has"
+                f" ({instead})"
             ) from None
         if not _GENERATION.search(template):
             raise UserError(
                 f"the chat template of {self.name} has no {{% generation %}} tags, which say what the assistant wrote;"
-                f" put them into it, or give records of `{PROMPT}` and `{COMPLETION}`"
+                f" put them into it ({instead})"
             )
-        return template, re.compile("|".join(map(re.escape, self._specials))), self._tokenizer.special_tokens_map
+        # Longest first, because one may begin another; without any, what matches nothing.
+        spelled = sorted(map(re.escape, self._special_tokens), key=len, reverse=True)
+        return template, re.compile("|".join(spelled) or r"(?!)"), self._tokenizer.special_tokens_map
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, Sequence):
-        for inner in value:
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)

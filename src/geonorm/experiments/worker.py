@@ -70,7 +70,7 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         optimizer, schedule = make_optimizer(model, settings)
         metrics = MetricsFile(folder / METRICS) if ranks.is_main else None
         emit = metrics.write if metrics else lambda row: None
-        data = Data(windows, val.ids, corpus.token_bytes, test.ids)
+        data = Data(windows, val, corpus.token_bytes, test)
         try:
             outcome = Loop(ways, ranks, data, settings, optimizer, schedule, emit).run()
         finally:
@@ -81,6 +81,11 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         if outcome.test is not None:
             by_window = {
                 "loss": outcome.test.window_losses.tolist(),
+            by_window = {
+                "loss": outcome.test.window_losses.tolist(),
+                "labels": outcome.test.window_labels.tolist(),
+                "document": test.groups[outcome.test.labelled_windows].tolist(),
+            }
                 "document": test.groups[outcome.test.labelled_windows].tolist(),
             }
             write_json(folder / TEST_WINDOWS, by_window)

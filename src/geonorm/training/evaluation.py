@@ -28,12 +28,14 @@ class Evaluation:
         loss: mean nats a token, over all tokens of all windows that have a label.
         bits_per_byte: bits for each byte of text that the target tokens stand for.
         window_losses: mean nats a token of each window that has a label, float64 ``[num_labelled]``.
+        window_labels: number of labels of each of those windows, int64 ``[num_labelled]``.
         labelled_windows: numbers of those windows, int64 ``[num_labelled]``.
     """
 
     loss: float
     bits_per_byte: float
     window_losses: np.ndarray
+    window_labels: np.ndarray
     labelled_windows: np.ndarray
 
 
@@ -131,5 +133,6 @@ def evaluate(
         loss=float(losses.sum() / counts.sum()),
         bits_per_byte=bits / num_bytes if num_bytes else math.nan,
         window_losses=losses.sum(axis=1)[counts > 0] / counts[counts > 0],
+        window_labels=counts[counts > 0],
         labelled_windows=np.flatnonzero(counts),
     )

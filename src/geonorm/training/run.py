@@ -160,7 +160,7 @@ class _Run:
 
     def _begin(self) -> None:
         assert self.folder is not None
-        self.folder.begin(corpus_identity(self.corpus))
+        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels)
         save_description(self.out / places.MODEL, self.model, self.corpus)
 
     def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:
