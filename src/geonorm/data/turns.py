@@ -127,8 +127,9 @@ class ChatTemplate:
     def _opened(self) -> tuple[str, re.Pattern[str], dict[str, Any]]:
         """The template, what finds spellings of special tokens, and the template's names for some of them."""
         instead = f"records of `{PROMPT}` and `{COMPLETION}` need none"
+        tokenizer = self._tokenizer
         try:
-            template = self._tokenizer.get_chat_template()
+            template = tokenizer.get_chat_template()
         except ValueError:
             raise UserError(
                 f"the tokenizer {self.name} has no chat template, which conversations need; take one that has"
@@ -141,7 +142,7 @@ class ChatTemplate:
             )
         # Longest first, because one may begin another; without any, what matches nothing.
         spelled = sorted(map(re.escape, self._special_tokens), key=len, reverse=True)
-        return template, re.compile("|".join(spelled) or r"(?!)"), self._tokenizer.special_tokens_map
+        return template, re.compile("|".join(spelled) or r"(?!)"), tokenizer.special_tokens_map
 
 
 def _strings(value: Any) -> Iterator[str]:
