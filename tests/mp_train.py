@@ -35,12 +35,12 @@ SETTINGS = TrainSettings(
 
 
 class Ragged(Windows):
-    """Windows whose labels are missing: the fewer, the higher the position in the batch."""
+    """Windows with labels at their ends alone: the more, the higher the position in the batch."""
 
     def mask(self, start: int, size: int):
         mask = np.zeros((size, self.length + 1), dtype=bool)
         for row in range(size):
-            mask[row, : 3 + (start + row) % SETTINGS.batch] = True
+            mask[row, -2 - (start + row) % SETTINGS.batch :] = True
         return mask
 
 
