@@ -2,15 +2,17 @@
 
 ``torchrun --nproc-per-node 2 tests/mp_train.py CORPUS OUT PLACEMENT...`` prints one JSON line a case: the largest
 differences of the losses and of the first gradients. Labels are missing here and there, and not as often on one rank as
-on the other.
+on the other, in training and in evaluation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -33,13 +35,13 @@ SETTINGS = TrainSettings(
 
 
 class Ragged(Windows):
-    """Windows whose labels are missing: the fewer, the higher the position in the batch."""
+    """Windows with labels at their ends alone: the more, the higher the position in the batch."""
 
-    def batch(self, start: int, size: int):
-        ids = super().batch(start, size)
+    def mask(self, start: int, size: int):
+        mask = np.zeros((size, self.length + 1), dtype=bool)
         for row in range(size):
-            ids[row, 3 + (start + row) % SETTINGS.batch :] = -100
-        return ids
+            mask[row, -2 - (start + row) % SETTINGS.batch :] = True
+        return mask
 
 
 def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str, muon: bool = False) -> dict:
@@ -61,7 +63,8 @@ def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str
 
     optimizer.step = step
     windows = Ragged(corpus.train, length=16, seed=0)
-    data = Data(windows, corpus.held_out("val", 16, 5).ids, corpus.token_bytes)
+    held_out = dataclasses.replace(corpus.held_out("val", 16, 5), mask=windows.mask(2, 5))
+    data = Data(windows, held_out, corpus.token_bytes)
     loop = Loop(parallel, ranks, data, SETTINGS, optimizer, schedule, rows.append, Progress.start(STEPS))
     outcome = loop.run()
     return {

@@ -12,7 +12,7 @@ import numpy as np
 from geonorm.data.corpus import GROUP_FILES, TOKEN_FILES
 from geonorm.data.encode import Encoder
 from geonorm.data.packed import IdWriter
-from geonorm.data.shards import ShardFacts, read_ids, read_index
+from geonorm.data.shards import ShardFacts, read_ids, read_index, read_mask
 from geonorm.data.split import SIDES, Split, Survey
 
 
@@ -23,6 +23,7 @@ class Side:
     Attributes:
         num_groups: groups that its documents belong to; copies of one document are one where none are named.
         largest_share: share of its tokens that the largest group has.
+        num_labels: tokens that have a label.
     """
 
     num_documents: int
@@ -30,6 +31,7 @@ class Side:
     num_tokens: int
     num_groups: int
     largest_share: float
+    num_labels: int
 
 
 def survey_shards(folder: Path, shards: Sequence[ShardFacts]) -> Survey:
@@ -54,14 +56,15 @@ def assemble(
         for shard in shards:
             index = read_index(folder, shard.number)
             index = index[index["num_tokens"] > 0]
-            ids = read_ids(folder, shard.number, encoder.dtype)
+            ids, mask = read_ids(folder, shard.number, encoder.dtype), read_mask(folder, shard)
             sides = np.array([SIDES.index(split.side_of(key)) for key in index["key"].tolist()], dtype=np.int64)
             ends = np.cumsum(index["num_tokens"])
             for number, (side, writer) in enumerate(writers.items()):
                 mine = sides == number
                 for first, last in _runs(mine):
                     start = int(ends[first - 1]) if first else 0
-                    writer.write(ids[start : int(ends[last - 1])])
+                    stop = int(ends[last - 1])
+                    writer.write(ids[start:stop], None if mask is None else mask[start:stop])
                 writer.num_documents += int(mine.sum())
                 writer.num_bytes += int(index["num_bytes"][mine].sum())
                 rows[side].append(index[["key", "num_tokens"]][mine])
@@ -74,7 +77,7 @@ def _side(side: str, writer: IdWriter, rows: np.ndarray, target: Path) -> Side:
         np.save(target / GROUP_FILES[side], groups.astype(np.int32), allow_pickle=False)
     tokens = np.bincount(groups, weights=rows["num_tokens"])
     share = float(tokens.max() / tokens.sum())
-    return Side(writer.num_documents, writer.num_bytes, writer.num_tokens, len(keys), share)
+    return Side(writer.num_documents, writer.num_bytes, writer.num_tokens, len(keys), share, writer.num_labels)
 
 
 def _runs(mask: np.ndarray) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ import numpy as np
 from geonorm.data.assemble import Side, assemble, survey_shards
 from geonorm.data.corpus import GROUP_FILES, TOKEN_BYTES, TOKEN_FILES, TOKENIZER
 from geonorm.data.dedup import Deduplication
+from geonorm.data.document import Document
 from geonorm.data.encode import Encoder
 from geonorm.data.overlap import NGRAM, overlap
 from geonorm.data.packed import TokenFile, TokenWriter
@@ -116,6 +117,7 @@ class Build:
                 count: {name: getattr(side, count) for name, side in sides.items()}
                 for count in ("num_documents", "num_groups", "num_bytes", "num_tokens")
             },
+            **self._labels(sides),
             "largest_share": {name: sides[name].largest_share for name in GROUP_FILES},
             "overlap": {"ngram": NGRAM, **{name: overlap(files[TRAIN], files[name]) for name in GROUP_FILES}},
             "skipped": dict(sorted(self.skipped.items())),
@@ -127,6 +129,11 @@ class Build:
             "settings": self.settings,
             "notes": [*notes, *self._notes(shards)],
         }
+
+    def _labels(self, sides: dict[str, Side]) -> dict[str, Any]:
+        if all(side.num_labels == side.num_tokens for side in sides.values()):
+            return {}
+        return {"num_labels": {name: side.num_labels for name, side in sides.items()}}
 
     def _trained(self) -> dict[str, Any]:
         """Survey the documents and train a tokenizer on the train side, unless an earlier run did."""
@@ -200,12 +207,14 @@ class Build:
 
     def _cut(self, split: Split, tokenizer: Tokenizer, eos: str) -> dict[str, Side]:
         with contextlib.closing(self._usable(Counter())) as documents:
-            parts = split.parts(next(documents))
-        sides = {}
-        for side, text in parts:
+            document = next(documents)
+        sides, start = {}, 0
+        for side, text in split.parts(document):
+            stop = start + len(text)
             with TokenWriter(self.final / TOKEN_FILES[side], tokenizer, eos) as writer:
-                writer.add(text)
-            sides[side] = Side(1, writer.num_bytes, writer.num_tokens, 1, 1.0)
+                writer.add(document.piece(start, stop) if isinstance(document, Document) else text)
+            start = stop
+            sides[side] = Side(1, writer.num_bytes, writer.num_tokens, 1, 1.0, writer.num_labels)
             if side in GROUP_FILES:
                 np.save(self.final / GROUP_FILES[side], np.zeros(1, dtype=np.int32), allow_pickle=False)
         return sides

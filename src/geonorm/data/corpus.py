@@ -53,6 +53,7 @@ class Corpus:
             ``largest_share`` (``val`` and ``test``: the largest group's share of the tokens), ``overlap`` (``ngram``,
             and for ``val`` and ``test`` the share of tokens that lie in an n-gram of the training side),
             ``skipped`` (number by reason), ``bytes_per_token``, ``vocab_size``,
+            ``num_labels`` (by side; only where some tokens have none),
             ``fingerprint`` (SHA-256 of the documents), ``tokenizer`` (where it is from), ``eos`` (its end-of-text
             token), ``settings``, ``notes`` and ``key`` (digest of content and settings).
         build: set where `prepare` has just made it, None where it was opened.
@@ -121,6 +122,11 @@ class Corpus:
         """
         groups = np.load(self.path / GROUP_FILES[side], allow_pickle=False)
         return spread_windows(getattr(self, side), groups, length, count)
+
+    @property
+    def num_labels(self) -> dict[str, int]:
+        """Tokens that have a label, by side; all of them where there is no mask."""
+        return {side: getattr(self, side).num_labels for side in TOKEN_FILES}
 
     @property
     def tokenizer_path(self) -> Path:

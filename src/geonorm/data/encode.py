@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from geonorm.data.document import Document
 from geonorm.data.tokenizer import EOS, cut_pieces, eos_id, max_id, plain_copy
 from geonorm.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 _BATCH_CHARACTERS = 1 << 20
 
@@ -27,6 +29,18 @@ def dtype_for(largest_id: int) -> np.dtype[Any]:
     if not 0 <= largest_id < 2**32:
         raise UserError(f"token id {largest_id} does not fit 32 bits; use a smaller vocabulary")
     return np.dtype("<u2") if largest_id < 2**16 else np.dtype("<u4")
+
+
+class Encoded(NamedTuple):
+    """A document as ids.
+
+    Attributes:
+        ids: ``[num_tokens]``, the end-of-text id last.
+        mask: bool ``[num_tokens]``, whether a token has a label; None if all have.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray | None
 
 
 class Encoder:
@@ -47,19 +61,53 @@ class Encoder:
         Raises:
             UserError: the tokenizer has no end-of-text token, or ids beyond 32 bits.
         """
-        self.eos_id = eos_id(tokenizer, eos)
+        self._eos, self.eos_id = eos, eos_id(tokenizer, eos)
         self._tokenizer = plain_copy(tokenizer, eos)
         self.vocab_size = max_id(self._tokenizer) + 1
         self.dtype = dtype_for(self.vocab_size - 1)
         self._can_cut = _is_plain_byte_level(self._tokenizer)
 
-    def encode(self, documents: Iterable[str]) -> Iterator[np.ndarray | None]:
+    def encode(self, documents: Iterable[str]) -> Iterator[Encoded | None]:
         """Yield the ids of each document in turn, in `dtype`, the end-of-text id last.
+
+        In a document of which only parts are labelled, a token has a label if one of its characters has; the
+        end-of-text id has one if nothing but blanks follows the last labelled part.
 
         None stands for a document that cannot be told apart in the stream: its text gives no id or an error of the
         tokenizer, or the end-of-text token is an ordinary entry and the text spells it. About 1 MB of text is
         encoded at a time, so that memory follows the largest document and not their number.
         """
+        for (marked, special), run in itertools.groupby(documents, key=_kind):
+            if not marked:
+                for ids in self._plain(run):
+                    yield None if ids is None else Encoded(ids, None)
+            else:
+                yield from self._marked(cast(Iterator[Document], run), special)
+
+    def _marked(self, documents: Iterator[Document], special: bool) -> Iterator[Encoded | None]:
+        tokenizer = self._with_special if special else self._with_offsets
+        for batch in _batches(documents):
+            for document, found in zip(batch, _encodings(tokenizer, batch), strict=True):
+                if found is None or not found.ids or self.eos_id in found.ids:
+                    yield None
+                    continue
+                ids = np.asarray([*found.ids, self.eos_id], dtype=self.dtype)
+                yield Encoded(ids, _mask(document, found.offsets))
+
+    @functools.cached_property
+    def _with_offsets(self) -> Tokenizer:
+        copy = plain_copy(self._tokenizer, self._eos)
+        # It would add nothing here, but takes blanks out of the characters that a token is said to stand for.
+        copy.post_processor = None  # type: ignore[assignment]
+        return copy
+
+    @functools.cached_property
+    def _with_special(self) -> Tokenizer:
+        copy = plain_copy(self._with_offsets, self._eos)
+        copy.encode_special_tokens = False
+        return copy
+
+    def _plain(self, documents: Iterable[str]) -> Iterator[np.ndarray | None]:
         pieces: list[str] = []
         ends: list[bool] = []
         waiting = 0
@@ -96,6 +144,44 @@ class Encoder:
         """Id that stands for what the vocabulary cannot spell; None if there is none."""
         name = json.loads(self._tokenizer.to_str())["model"].get("unk_token")
         return None if name is None else self._tokenizer.token_to_id(name)
+
+
+def _kind(text: str) -> tuple[bool, bool]:
+    """Whether only parts of a text have labels, and whether it spells special tokens."""
+    return (text.labelled is not None, text.special) if isinstance(text, Document) else (False, False)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    waiting = 0
+    for document in documents:
+        batch.append(document)
+        waiting += len(document)
+        if waiting >= _BATCH_CHARACTERS:
+            yield batch
+            batch, waiting = [], 0
+    if batch:
+        yield batch
+
+
+def _encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding | None]:
+    try:
+        return list(tokenizer.encode_batch(texts, add_special_tokens=False))
+    except Exception:  # as for ids alone
+        return [None] if len(texts) == 1 else [_encodings(tokenizer, [text])[0] for text in texts]
+
+
+def _mask(document: Document, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    spans = document.labelled or ()
+    # How many labelled characters lie before each place.
+    before = np.zeros(len(document) + 2, dtype=np.int64)
+    for first, last in spans:
+        before[first + 1 : last + 1] = 1
+    before = np.cumsum(before)
+    first, last = np.asarray(offsets, dtype=np.int64).T
+    labelled = before[np.maximum(last, first + 1)] > before[first]
+    ended = bool(spans) and not document[spans[-1][1] :].strip()
+    return np.append(labelled, ended)
 
 
 def _is_plain_byte_level(tokenizer: Tokenizer) -> bool:

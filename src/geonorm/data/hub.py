@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, cast
 
 from geonorm.data import raw, spool
 from geonorm.data.raw import one_line
-from geonorm.data.readers import Columns
+from geonorm.data.readers import Columns, wanted_columns
+from geonorm.data.turns import ChatTemplate
 from geonorm.errors import UserError, check_unicode
 
 PREFIX = "hf://"
@@ -38,7 +39,13 @@ class HubSource:
         folder: where to keep what was read; to be set before `documents` is called.
     """
 
-    def __init__(self, given: str | os.PathLike[str], text_column: str = "text", group_by: str | None = None) -> None:
+    def __init__(
+        self,
+        given: str | os.PathLike[str],
+        text_column: str = "text",
+        group_by: str | None = None,
+        chat: ChatTemplate | None = None,
+    ) -> None:
         """Take the name apart.
 
         Raises:
@@ -53,7 +60,7 @@ class HubSource:
         self.name, self.config = match["name"], match["config"]
         self.split = match["split"] or "train"
         self.column = match["column"] or text_column
-        self.group_by = group_by
+        self.group_by, self.chat = group_by, chat
         self.folder: Path | None = None
         self._revision = ""
 
@@ -104,7 +111,7 @@ class HubSource:
             yield from self._stream(kept, number, last, skipped)
 
     def _stream(self, kept: spool.Spool, number: int, last: spool.Part, skipped: Counter[str]) -> Iterator[str]:
-        columns = Columns(self.names[0], self.column, Counter(), self.group_by)
+        columns = Columns(self.names[0], self.column, Counter(), self.group_by, self.chat)
         texts: list[str] = []
         size, num_rows = 0, last.num_rows
 
@@ -192,7 +199,7 @@ class HubSource:
             self._revision = str(builder.hash)
             names = rows.column_names
             if names is not None:
-                wanted = [self.column] if self.group_by is None else [self.column, self.group_by]
+                wanted = wanted_columns(names, self.column, self.group_by)
                 for column in wanted:
                     if column not in names:
                         known = ", ".join(sorted(names))

@@ -11,6 +11,7 @@ from pathlib import Path
 from geonorm.data.embedded import EmbeddedSource
 from geonorm.data.hub import HubSource, is_hub
 from geonorm.data.sources import FileSource, Source
+from geonorm.data.turns import ChatTemplate
 from geonorm.errors import UserError
 
 
@@ -51,13 +52,14 @@ def open_sources(
     text_column: str = "text",
     skip_unreadable: bool = False,
     group_by: str | None = None,
+    chat: ChatTemplate | None = None,
 ) -> Source:
     """Make one source of what a user named: files first, then Hub datasets in the order given.
 
     Args:
         paths: what `FileSource` takes and names that `HubSource` takes; None for the embedded corpus.
         text_column: the column that holds the text, for files and for datasets that name no other.
-        skip_unreadable, group_by: see `FileSource`.
+        skip_unreadable, group_by, chat: see `FileSource`.
 
     Raises:
         UserError: something that cannot be found or understood.
@@ -66,8 +68,8 @@ def open_sources(
         if group_by is not None:
             raise UserError("`group_by` names a column, and the embedded corpus has none; leave it out")
         return EmbeddedSource()
-    hub: list[Source] = [HubSource(path, text_column, group_by) for path in paths if is_hub(path)]
+    hub: list[Source] = [HubSource(path, text_column, group_by, chat) for path in paths if is_hub(path)]
     files = [path for path in paths if not is_hub(path)]
     if files or not hub:
-        hub.insert(0, FileSource(files, text_column, skip_unreadable, group_by))
+        hub.insert(0, FileSource(files, text_column, skip_unreadable, group_by, chat))
     return hub[0] if len(hub) == 1 else JoinedSource(hub)

@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from geonorm.data.encode import Encoder
+from geonorm.data.raw import file_digest
 from geonorm.data.tokenizer import EOS
 from geonorm.errors import UserError
 from geonorm.storage import write_json
@@ -31,17 +32,20 @@ class TokenFile:
     Attributes:
         path: the file with the ids.
         metadata: the JSON object stored beside it (``dtype``, ``num_tokens``, ``num_documents``, ``num_bytes``,
-            ``skipped_documents``, ``vocab_size``, ``eos_id``, ``sha256`` of the ids).
+            ``skipped_documents``, ``vocab_size``, ``eos_id``, ``sha256`` of the ids; where some ids have no label
+            ``num_labels`` and ``mask_sha256`` as well).
         dtype: ``uint16`` or ``uint32``, little-endian.
         num_tokens: number of ids.
         tokens: read-only memory map ``[num_tokens]``.
+        mask: read-only memory map bool ``[num_tokens]``, whether an id has a label; None if all have, and then there is
+            no such file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a token file.
 
         Raises:
-            UserError: a missing file or metadata, unknown metadata, or a size that disagrees with the metadata.
+            UserError: a missing file or metadata, unknown metadata, or a size or a mask that disagrees with it.
         """
         self.path = Path(path)
         self.metadata: dict[str, Any] = _read_metadata(self.path)
@@ -55,6 +59,27 @@ class TokenFile:
                 f" {self.dtype.itemsize} bytes ({expected}); delete its folder and prepare the data again"
             )
         self.tokens: np.ndarray = np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.num_tokens,))
+        self.mask = self._open_mask() if "mask_sha256" in self.metadata else None
+
+    def _open_mask(self) -> np.ndarray:
+        path = mask_path(self.path)
+        # All of it is read by whoever cuts windows, and a wrong one would train on what it should not.
+        if not path.is_file() or file_digest(path) != self.metadata["mask_sha256"]:
+            raise UserError(
+                f"{path} is missing or not what was prepared (its SHA-256 differs); delete its folder and prepare the"
+                " data again"
+            )
+        return np.memmap(path, dtype=bool, mode="r", shape=(self.num_tokens,))
+
+    @property
+    def num_labels(self) -> int:
+        """Number of ids that have a label."""
+        return int(self.metadata.get("num_labels", self.num_tokens))
+
+    @property
+    def identity(self) -> str:
+        """What makes two token files the same: digests of the ids and, where there is one, of the mask."""
+        return "+".join(str(self.metadata[name]) for name in ("sha256", "mask_sha256") if name in self.metadata)
 
     def __len__(self) -> int:
         return self.num_tokens
@@ -70,22 +95,26 @@ class TokenFile:
 class IdWriter:
     """Writes ids to a token file; use it as a context manager.
 
-    The file appears under its name when the block ends without an exception, and not at all otherwise.
+    The file appears under its name when the block ends without an exception, and not at all otherwise. A mask with one
+    byte an id lies beside it where an id has no label.
 
     Attributes:
         num_documents: documents written; whoever writes ids counts them here.
         num_bytes: UTF-8 bytes of those documents, end-of-text tokens not counted; likewise.
-        num_tokens: ids written.
+        num_tokens: ids written; num_labels: those of them that have a label.
         skipped: documents left out; likewise.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: np.dtype[Any], vocab_size: int, eos_id: int) -> None:
         """Start a file at ``path``; metadata goes beside it with the suffix ``.json``."""
         self.path = Path(path)
-        self.num_documents = self.num_bytes = self.num_tokens = self.skipped = 0
+        self.num_documents = self.num_bytes = self.num_tokens = self.num_labels = self.skipped = 0
         self.dtype, self.vocab_size, self.eos_id = dtype, vocab_size, eos_id
         self._digest = hashlib.sha256()
         self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+        self._mask: IO[bytes] | None = None
+        self._mask_digest = hashlib.sha256()
+        self._mask_partial = self.path.with_name(f"{mask_path(self.path).name}.{os.getpid()}.partial")
 
     def __enter__(self) -> Self:
         self._file = self._partial.open("wb")
@@ -97,21 +126,35 @@ class IdWriter:
         try:
             if kind is None:
                 self._flush()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
-            if kind is None:
+                for file in filter(None, (self._file, self._mask)):
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
                 self._publish()
         finally:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+            for file, partial in ((self._file, self._partial), (self._mask, self._mask_partial)):
+                if file is not None:
+                    file.close()
+                partial.unlink(missing_ok=True)
 
-    def write(self, ids: np.ndarray) -> None:
-        """Append ids, an array ``[n]`` of this file's dtype."""
+    def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Append ids, an array ``[n]`` of this file's dtype; ``mask``, bool ``[n]``, says which have a label."""
+        if mask is not None and self._mask is None and not mask.all():
+            self._mask = self._mask_partial.open("wb")
+            self._write_mask(np.ones(self.num_tokens, dtype=bool))
+        if self._mask is not None:
+            self._write_mask(np.ones(len(ids), dtype=bool) if mask is None else mask)
         data = ids.tobytes()
         self._digest.update(data)
         self._file.write(data)
         self.num_tokens += len(ids)
+        self.num_labels += len(ids) if mask is None else int(np.count_nonzero(mask))
+
+    def _write_mask(self, mask: np.ndarray) -> None:
+        assert self._mask is not None
+        data = mask.tobytes()
+        self._mask_digest.update(data)
+        self._mask.write(data)
 
     def _flush(self) -> None:
         """Write what waits."""
@@ -130,8 +173,13 @@ class IdWriter:
             "eos_id": self.eos_id,
             "sha256": self._digest.hexdigest(),
         }
+        if self._mask is not None:
+            metadata |= {"num_labels": self.num_labels, "mask_sha256": self._mask_digest.hexdigest()}
         # Old metadata beside new ids, or the reverse, must never be readable as a pair.
         metadata_path(self.path).unlink(missing_ok=True)
+        mask_path(self.path).unlink(missing_ok=True)
+        if self._mask is not None:
+            os.replace(self._mask_partial, mask_path(self.path))
         os.replace(self._partial, self.path)
         write_json(metadata_path(self.path), metadata)
 
@@ -175,11 +223,11 @@ class TokenWriter(IdWriter):
         return True
 
     def _flush(self) -> None:
-        for text, ids in zip(self._texts, self._encoder.encode(self._texts), strict=True):
-            if ids is None:
+        for text, found in zip(self._texts, self._encoder.encode(self._texts), strict=True):
+            if found is None:
                 self.skipped += 1
                 continue
-            self.write(ids)
+            self.write(*found)
             self.num_documents += 1
             self.num_bytes += len(text.encode("utf-8"))
         self._texts, self._waiting = [], 0
@@ -202,6 +250,11 @@ def write_tokens(
 def metadata_path(path: Path) -> Path:
     """Where the metadata of a token file lies."""
     return path.with_name(path.name + ".json")
+
+
+def mask_path(path: Path) -> Path:
+    """Where the mask of a token file lies, such as train.mask beside train.tokens."""
+    return path.with_suffix(".mask")
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

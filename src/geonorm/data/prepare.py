@@ -19,6 +19,7 @@ from geonorm.data.outputs import read_object
 from geonorm.data.progress import PlainProgress, Progress
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.tokenizer import check_vocab_size
+from geonorm.data.turns import ChatTemplate
 from geonorm.errors import UserError, check_count, check_positive
 from geonorm.storage import write_json
 
@@ -124,7 +125,6 @@ def prepare(
         say(f"{ready} is prepared: its own vocabulary and split are used")
         return _summarized(corpus, say)
 
-    source = open_sources(paths, text_column, skip_unreadable, group_by)
     given = None
     settings: dict[str, Any] = {
         "val_fraction": val_fraction,
@@ -138,10 +138,14 @@ def prepare(
     if tokenizer is None:
         settings |= {"vocab_size": vocab_size, "tokenizer": None}
     else:
-        from geonorm.data.pretrained import open_tokenizer
+        from geonorm.data.pretrained import open_tokenizer, template_digest
 
         given = open_tokenizer(tokenizer, eos)
         settings |= {"tokenizer": hashlib.sha256(given[0].to_str().encode()).hexdigest(), "eos": given[1]}
+        if (template := template_digest(tokenizer)) is not None:
+            settings["chat_template"] = template
+    chat = ChatTemplate(tokenizer, None if given is None else given[1])
+    source = open_sources(paths, text_column, skip_unreadable, group_by, chat)
     identity = {"format": _FORMAT, "content": source.fingerprint(), **settings}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
     final = Path(out).expanduser().absolute() if out is not None else _cache_folder(cache_dir) / key
@@ -273,4 +277,9 @@ def _summarized(corpus: Corpus, say: Report) -> Corpus:
         f" {facts['num_tokens'][TEST]:,} test tokens,"
         f" vocabulary {facts['vocab_size']}, {facts['bytes_per_token']:.2f} bytes per token, in {corpus.path}"
     )
+    if (labels := facts.get("num_labels")) is not None:
+        say(
+            f"{labels[TRAIN]:,} train, {labels[VAL]:,} validation and {labels[TEST]:,} test tokens have a label;"
+            " the others are context, without a loss"
+        )
     return corpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,10 +13,12 @@ from geonorm.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 _FILE = "tokenizer.json"
 # Where models say which token ends a text, in the order in which transformers heeds them.
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+_TEMPLATE = "chat_template.jinja"
 
 
 def open_tokenizer(name: str | os.PathLike[str], eos: str | None = None) -> tuple[Tokenizer, str]:
@@ -34,7 +37,7 @@ def open_tokenizer(name: str | os.PathLike[str], eos: str | None = None) -> tupl
     if path.is_file():
         tokenizer, named = load_tokenizer(path), _named_eos(path.parent)
     else:
-        folder = path if path.is_dir() else _fetch(str(name))
+        folder = _folder(name)
         if (folder / _FILE).is_file():
             tokenizer, named = load_tokenizer(folder / _FILE), _named_eos(folder)
         else:
@@ -65,11 +68,49 @@ def _named_eos(folder: Path) -> str | None:
     return None
 
 
+def template_digest(name: str | os.PathLike[str]) -> str | None:
+    """SHA-256 of the files that decide how `open_with_template` writes conversations; None if there is no template."""
+    files = [folder / name for folder in [_folder(name)] for name in (_TEMPLATE, *_CONFIGS)]
+    found = [(path.name, path.read_bytes()) for path in files if path.is_file()]
+    if not any(name == _TEMPLATE or b'"chat_template"' in data for name, data in found):
+        return None
+    return hashlib.sha256(b"\0".join(name.encode() + b"\0" + data for name, data in found)).hexdigest()
+
+
+def open_with_template(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """Open a tokenizer with the chat template and the configuration that lie beside it.
+
+    Args:
+        name: see `open_tokenizer`.
+
+    Raises:
+        UserError: it cannot be read so.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(_folder(name), local_files_only=True)
+    except Exception as error:  # every failure of formats and of what the files say
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"cannot read a chat template beside the tokenizer {name} ({type(error).__name__}: {reason}); name a folder"
+            " with a tokenizer.json and a tokenizer_config.json"
+        ) from error
+
+
+def _folder(name: str | os.PathLike[str]) -> Path:
+    """Where the files of a tokenizer lie."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.parent
+    return path if path.is_dir() else _fetch(str(name))
+
+
 def _fetch(name: str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[_FILE, *_CONFIGS]))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[_FILE, *_CONFIGS, _TEMPLATE]))
     except Exception as error:  # every failure of names, rights, caches and networks
         raise UserError(
             f"no tokenizer at {name}: it is no file or folder here, and fetching it from the Hub failed"

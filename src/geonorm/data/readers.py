@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from geonorm.data import raw
-from geonorm.data.document import Document
+from geonorm.data.document import grouped
 from geonorm.data.raw import UnreadableFile
+from geonorm.data.turns import ChatTemplate, LeftOutError, columns_of, text_of
 from geonorm.errors import UserError
 
 # A column that is absent from this many leading records is taken to be missing, not sparse.
 _RECORDS_BEFORE_COLUMN_IS_MISSING = 1000
 
 
-def read_jsonl(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
+def read_jsonl(
+    path: Path,
+    column: str,
+    skipped: Counter[str],
+    group_by: str | None = None,
+    chat: ChatTemplate | None = None,
+) -> Iterator[str]:
     """Yield the text column of a file with one JSON object per line.
 
     Args:
@@ -24,18 +31,25 @@ def read_jsonl(path: Path, column: str, skipped: Counter[str], group_by: str | N
         column: name of the text column; records where it is null or absent are skipped and counted.
         skipped: counter of skipped items by reason.
         group_by: column that names the group of a record.
+        chat: writes conversations.
 
     Raises:
         UserError: a line that is not a JSON object, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped, group_by)
+    columns = Columns(path, column, skipped, group_by, chat)
     with path.open("rb") as file:
         for where, record in raw.json_lines(path, file, path.suffix):
             yield from columns.take(record, where)
     columns.finish()
 
 
-def read_json(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
+def read_json(
+    path: Path,
+    column: str,
+    skipped: Counter[str],
+    group_by: str | None = None,
+    chat: ChatTemplate | None = None,
+) -> Iterator[str]:
     """Yield the text column of a JSON file: a list of objects, one object, or one object per line.
 
     Args:
@@ -43,18 +57,25 @@ def read_json(path: Path, column: str, skipped: Counter[str], group_by: str | No
         column: name of the text column; records where it is null or absent are skipped and counted.
         skipped: counter of skipped items by reason.
         group_by: column that names the group of a record.
+        chat: writes conversations.
 
     Raises:
         UserError: invalid JSON, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped, group_by)
+    columns = Columns(path, column, skipped, group_by, chat)
     with path.open("rb") as file:
         for where, record in raw.json_records(path, file, path.suffix):
             yield from columns.take(record, where)
     columns.finish()
 
 
-def read_parquet(path: Path, column: str, skipped: Counter[str], group_by: str | None = None) -> Iterator[str]:
+def read_parquet(
+    path: Path,
+    column: str,
+    skipped: Counter[str],
+    group_by: str | None = None,
+    chat: ChatTemplate | None = None,
+) -> Iterator[str]:
     """Yield the text column of a Parquet file; no other column is read.
 
     Args:
@@ -62,26 +83,40 @@ def read_parquet(path: Path, column: str, skipped: Counter[str], group_by: str |
         column: name of the text column; null rows are skipped and counted.
         skipped: counter of skipped items by reason.
         group_by: column that names the group of a record.
+        chat: writes conversations.
 
     Raises:
         UserError: a damaged file, a text that is not a string, a column that does not exist.
     """
-    columns = Columns(path, column, skipped, group_by)
+    columns = Columns(path, column, skipped, group_by, chat)
     names, num_rows = raw.parquet_facts(path)
     columns.names.update(names)
     if num_rows:
         columns.require()
-        for where, row in raw.parquet_rows(path, [column] if group_by is None else [column, group_by]):
+        for where, row in raw.parquet_rows(path, wanted_columns(names, column, group_by)):
             yield from columns.take(row, where)
     columns.finish()
+
+
+def wanted_columns(names: Collection[str], column: str, group_by: str | None) -> list[str]:
+    """The columns to read of a table that has ``names``."""
+    return [*columns_of(names, column), *([] if group_by is None else [group_by])]
 
 
 class Columns:
     """Takes the text out of records and remembers which columns there were, for the error message."""
 
-    def __init__(self, source: Path | str, column: str, skipped: Counter[str], group_by: str | None = None) -> None:
+    def __init__(
+        self,
+        source: Path | str,
+        column: str,
+        skipped: Counter[str],
+        group_by: str | None = None,
+        chat: ChatTemplate | None = None,
+    ) -> None:
         """Start; ``source`` is the file, or the name of what is no file."""
         self.source, self.column, self.skipped, self.group_by = source, column, skipped, group_by
+        self.chat = chat or ChatTemplate()
         self.names: set[str] = set()
         self.records = 0
 
@@ -95,29 +130,33 @@ class Columns:
             raise self._error(f"{where}: a JSON {type(record).__name__}, not an object with a `{self.column}` field")
         self.records += 1
         self.names.update(record)
-        for column in (self.column, self.group_by):
-            if column in getattr(record, "repeated", ()):
+        repeated = getattr(record, "repeated", ())
+        for column in wanted_columns(record, self.column, self.group_by) if repeated else ():
+            if column in repeated:
                 raise self._error(f"{where}: the key `{column}` is given more than once; keep one of them")
-        text = record.get(self.column)
+        try:
+            text = text_of(record, self.column, self.chat)
+        except LeftOutError as error:
+            self.skipped[str(error)] += 1
+            return
+        except UserError:  # of the template, not of this record
+            raise
+        except ValueError as error:
+            raise self._error(f"{where}: {error}") from None
         if text is None:
             if self.records == _RECORDS_BEFORE_COLUMN_IS_MISSING:
                 self.require()
             self.skipped["null text"] += 1
-        elif isinstance(text, str):
-            fault = lone_surrogate(text)
-            if fault is not None:
-                raise self._error(f"{where}: {fault}; repair or remove that record")
-            yield text if self.group_by is None else Document(text, self._group(record, where))
-        else:
-            raise self._error(
-                f"{where}: `{self.column}` is of type {type(text).__name__}, not a string;"
-                " name the column that holds the text"
-            )
+            return
+        fault = lone_surrogate(text)
+        if fault is not None:
+            raise self._error(f"{where}: {fault}; repair or remove that record")
+        yield text if self.group_by is None else grouped(text, self._group(record, where))
 
     def require(self) -> None:
         """Raise a `UserError` if no record had the column."""
-        for column in (self.column, self.group_by):
-            if column is not None and column not in self.names:
+        for column in wanted_columns(self.names, self.column, self.group_by):
+            if column not in self.names:
                 known = ", ".join(sorted(self.names))
                 raise UserError(f"{self.source} has no column `{column}`; its columns are: {known}")
 

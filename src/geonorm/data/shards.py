@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from geonorm.data.document import Document
 from geonorm.data.encode import Encoder
 from geonorm.data.split import document_digest, side_key
 from geonorm.data.tokenizer import load_tokenizer, token_byte_lengths
@@ -21,7 +22,7 @@ from geonorm.storage import write_json
 SHARD_CHARACTERS = 8_000_000
 NO_TOKEN = "document that does not encode"
 
-# One row a document: SHA-256 of its UTF-8 bytes, what decides its side, its size, the ids it became (0 where left out).
+# One row a document: its `document_digest`, what decides its side, its size, the ids it became (0 where left out).
 INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), ("num_bytes", "<i8"), ("num_tokens", "<i8")])
 
 
@@ -39,6 +40,7 @@ class ShardFacts:
     input: str
     tokens_sha256: str
     index_sha256: str
+    mask_sha256: str | None
     version: str
 
 
@@ -65,6 +67,8 @@ def finished(folder: Path, number: int, texts: list[str]) -> ShardFacts | None:
         facts = ShardFacts(**json.loads(_path(folder, number, "json").read_text(encoding="utf-8")))
         right = facts.version == _version() and facts.input == _input(document_digest(text) for text in texts)
         right = right and facts.tokens_sha256 == _sha256(_path(folder, number, "ids").read_bytes())
+        if facts.mask_sha256 is not None:
+            right = right and facts.mask_sha256 == _sha256(_path(folder, number, "mask").read_bytes())
         right = right and facts.index_sha256 == _sha256(_path(folder, number, "index").read_bytes())
     except (OSError, ValueError, TypeError):
         return None
@@ -81,6 +85,11 @@ def read_ids(folder: Path, number: int, dtype: np.dtype[Any]) -> np.ndarray:
     return np.fromfile(_path(folder, number, "ids"), dtype=dtype)
 
 
+def read_mask(folder: Path, facts: ShardFacts) -> np.ndarray | None:
+    """Whether each id of a finished shard has a label, bool; None if all have."""
+    return None if facts.mask_sha256 is None else np.fromfile(_path(folder, facts.number, "mask"), dtype=bool)
+
+
 class ShardEncoder:
     """Encodes lists of documents into shards; one lives in each worker process."""
 
@@ -89,22 +98,33 @@ class ShardEncoder:
         self.folder = folder
         self.encoder = Encoder(tokenizer, eos)
         self.lengths = token_byte_lengths(tokenizer)
+        self.special_lengths = np.zeros_like(self.lengths)
+        for number, token in tokenizer.get_added_tokens_decoder().items():
+            if token.special:
+                self.special_lengths[number] = len(token.content.encode("utf-8"))
 
     def __call__(self, number: int, texts: list[str]) -> ShardFacts:
         """Encode the documents and write shard ``number``; it counts as finished once its JSON file is there."""
         index = np.zeros(len(texts), dtype=INDEX)
         counts: Counter[str] = Counter()
         written = hashlib.sha256()
+        # For every id of the shard, once a document of it has a mask.
+        masks: list[np.ndarray] | None = None
         _path(self.folder, number, "json").unlink(missing_ok=True)
         with _path(self.folder, number, "ids").open("wb") as file:
-            for row, (text, ids) in enumerate(zip(texts, self.encoder.encode(texts), strict=True)):
+            for row, (text, found) in enumerate(zip(texts, self.encoder.encode(texts), strict=True)):
                 data = text.encode("utf-8")
-                index[row]["digest"] = np.frombuffer(hashlib.sha256(data).digest(), dtype=np.uint8)
+                index[row]["digest"] = np.frombuffer(document_digest(text), dtype=np.uint8)
                 index[row]["key"] = side_key(text)
                 index[row]["num_bytes"] = len(data)
-                if ids is None:
+                if found is None:
                     counts["skipped"] += 1
                     continue
+                ids, mask = found
+                if mask is not None and masks is None:
+                    masks = [np.ones(counts["tokens"], dtype=bool)]
+                if masks is not None:
+                    masks.append(np.ones(len(ids), dtype=bool) if mask is None else mask)
                 index[row]["num_tokens"] = len(ids)
                 written.update(ids.tobytes())
                 file.write(ids.tobytes())
@@ -112,10 +132,16 @@ class ShardEncoder:
                 counts["bytes"] += len(data)
                 counts["tokens"] += len(ids)
                 counts["spelled"] += int(self.lengths[ids[:-1]].sum())
+                if isinstance(text, Document) and text.special:
+                    counts["spelled"] += int(self.special_lengths[ids[:-1]].sum())
                 if self.encoder.unknown_id is not None:
                     counts["unknown"] += int((ids == self.encoder.unknown_id).sum())
             file.flush()
             os.fsync(file.fileno())
+        mask_sha256 = None
+        if masks is not None:
+            _path(self.folder, number, "mask").write_bytes(data := np.concatenate(masks).tobytes())
+            mask_sha256 = _sha256(data)
         rows = index.tobytes()
         _path(self.folder, number, "index").write_bytes(rows)
         facts = ShardFacts(
@@ -129,6 +155,7 @@ class ShardEncoder:
             input=_input(row["digest"].tobytes() for row in index),
             tokens_sha256=written.hexdigest(),
             index_sha256=_sha256(rows),
+            mask_sha256=mask_sha256,
             version=_version(),
         )
         write_json(_path(self.folder, number, "json"), dataclasses.asdict(facts))
@@ -142,7 +169,7 @@ def _path(folder: Path, number: int, suffix: str) -> Path:
 def _version() -> str:
     import tokenizers
 
-    return f"2 tokenizers {tokenizers.__version__}"
+    return f"3 tokenizers {tokenizers.__version__}"
 
 
 def _input(digests: Iterable[bytes]) -> str:

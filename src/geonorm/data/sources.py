@@ -16,6 +16,7 @@ from typing import Protocol
 from geonorm.data import readers
 from geonorm.data.outputs import is_evaluation, kind_of_folder
 from geonorm.data.raw import COMPRESSIONS, UnreadableFile, file_digest, read_text
+from geonorm.data.turns import ChatTemplate
 from geonorm.errors import UserError, check_unicode, printable
 
 # fmt: off
@@ -83,6 +84,7 @@ class FileSource:
         text_column: str = "text",
         skip_unreadable: bool = False,
         group_by: str | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
         """Find the files.
 
@@ -92,6 +94,7 @@ class FileSource:
             text_column: the column of JSON and Parquet files that holds the text.
             skip_unreadable: leave a file at the first fault in it and go on with the next one, instead of raising.
             group_by: column of JSON and Parquet files that names a record's group.
+            chat: writes conversations; without one they are errors.
 
         Raises:
             UserError: no paths, a path that does not exist or is neither a folder nor a regular file, a pattern that
@@ -103,6 +106,7 @@ class FileSource:
         self.text_column, self.skip_unreadable, self.group_by = text_column, skip_unreadable, group_by
         check_unicode("text_column", text_column)
         check_unicode("group_by", group_by)
+        self.chat = chat
         self.unreadable: dict[Path, str] = {}
         self.left_out: dict[Path, str] = {}
         self.folder: Path | None = None
@@ -221,7 +225,7 @@ class FileSource:
                 skipped["empty file"] += 1
                 return iter(())
             return iter((text,))
-        return _READERS[kind](path, self.text_column, skipped, self.group_by)
+        return _READERS[kind](path, self.text_column, skipped, self.group_by, self.chat)
 
     def _give_up(self, error: UnreadableFile) -> str:
         if not self.skip_unreadable:

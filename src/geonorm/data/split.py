@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from geonorm.data.document import group_of
+from geonorm.data.document import Document, group_of
 from geonorm.errors import UserError
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
@@ -25,8 +25,11 @@ _MOST_ENDS = 200
 
 
 def document_digest(text: str) -> bytes:
-    """SHA-256 of the document's UTF-8 bytes."""
-    return hashlib.sha256(text.encode("utf-8")).digest()
+    """SHA-256 of the document's UTF-8 bytes, followed by which of its characters have labels where not all do."""
+    digest = hashlib.sha256(text.encode("utf-8"))
+    if isinstance(text, Document) and text.labelled is not None:
+        digest.update(f"\0{text.labelled} {text.special}".encode())
+    return digest.digest()
 
 
 def normalized(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from geonorm.data.document import Document, group_of
+from geonorm.data.document import Document
 from geonorm.storage import write_json
 
 PART_CHARACTERS = 8_000_000
@@ -53,7 +53,9 @@ class Spool:
         """Keep a part; it is there once its JSON file is."""
         import zstandard
 
-        lines = "\n".join(json.dumps([text, group_of(text)] if group_of(text) else text) for text in part.texts)
+        lines = "\n".join(
+            json.dumps(text.__getnewargs__() if isinstance(text, Document) else text) for text in part.texts
+        )
         data = zstandard.ZstdCompressor(level=3).compress(lines.encode("utf-8"))
         beside = self._path(number, "json")
         beside.unlink(missing_ok=True)
@@ -82,5 +84,5 @@ class Spool:
         return self.folder / f"{number:06d}.{suffix}"
 
 
-def _text(found: str | list[str]) -> str:
+def _text(found: str | list[Any]) -> str:
     return found if isinstance(found, str) else Document(*found)

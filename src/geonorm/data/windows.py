@@ -17,6 +17,8 @@ class Windows:
     after epoch, each a permutation of all windows drawn from ``(seed, epoch)``, so that a run can be resumed at
     any position and every run with the same seed sees the same batches. A permutation takes 8 bytes a window.
 
+    Where the file has a mask, windows none of whose targets has a label are left out: they would teach nothing.
+
     Attributes:
         length: tokens per window, the target shift not counted.
         seed: seed of the order.
@@ -32,7 +34,7 @@ class Windows:
             seed: seed of the order, at least 0.
 
         Raises:
-            UserError: the file holds less than one window.
+            UserError: the file holds less than one window, or none with a label.
         """
         self.length = check_count("length", length)
         self.seed = check_count("seed", seed, minimum=0)
@@ -43,6 +45,13 @@ class Windows:
                 f"{token_file.path} holds {token_file.num_tokens} tokens, but one window of length {length} needs"
                 f" {length + 1}; use a shorter length or more text"
             )
+        self._kept: np.ndarray | None = None
+        if token_file.mask is not None:
+            targets = token_file.mask[1 : self.num_windows * self.length + 1].reshape(self.num_windows, self.length)
+            self._kept = np.flatnonzero(targets.any(axis=1))
+            self.num_windows = len(self._kept)
+            if not self.num_windows:
+                raise UserError(f"{token_file.path} has no window of length {length} in which a token has a label")
         self._epoch: tuple[int, np.ndarray] | None = None
 
     def batch(self, start: int, size: int) -> np.ndarray:
@@ -55,6 +64,13 @@ class Windows:
         Returns:
             int64 array ``[size, length + 1]``.
         """
+        return self.gather(self._numbers(start, size))
+
+    def mask(self, start: int, size: int) -> np.ndarray | None:
+        """Which tokens of `batch` have a label, bool ``[size, length + 1]``; None if all have."""
+        return None if self._kept is None else self.gather_mask(self._numbers(start, size))
+
+    def _numbers(self, start: int, size: int) -> np.ndarray:
         start, size = check_count("start", start, minimum=0), check_count("size", size)
         positions = np.arange(start, start + size)
         epochs, places = np.divmod(positions, self.num_windows)
@@ -62,7 +78,7 @@ class Windows:
         for epoch in np.unique(epochs):
             rows = epochs == epoch
             chosen[rows] = self._permutation(int(epoch))[places[rows]]
-        return self.gather(chosen)
+        return chosen
 
     def fixed(self, count: int) -> np.ndarray:
         """Evenly spaced windows for evaluation; the same for every seed.
@@ -78,8 +94,18 @@ class Windows:
 
     def gather(self, windows: np.ndarray) -> np.ndarray:
         """Windows by number in the order of the text, int64 ``[len(windows), length + 1]``."""
-        index = windows[:, None] * self.length + np.arange(self.length + 1)
-        return self.token_file.tokens[index].astype(np.int64)
+        return self.token_file.tokens[self._index(windows)].astype(np.int64)
+
+    def gather_mask(self, windows: np.ndarray) -> np.ndarray | None:
+        """Which tokens of `gather` have a label, bool ``[len(windows), length + 1]``; None if all have."""
+        return None if self.token_file.mask is None else np.asarray(self.token_file.mask[self._index(windows)])
+
+    def starts(self, windows: np.ndarray) -> np.ndarray:
+        """Places of the first tokens of windows, which are given by number in the order of the text."""
+        return (windows if self._kept is None else self._kept[windows]) * self.length
+
+    def _index(self, windows: np.ndarray) -> np.ndarray:
+        return self.starts(windows)[:, None] + np.arange(self.length + 1)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._epoch is None or self._epoch[0] != epoch:
@@ -96,10 +122,12 @@ class HeldOutWindows:
     Attributes:
         ids: int64 ``[num_windows, length + 1]``.
         groups: int64 ``[num_windows]``, the document or group that each window begins in.
+        mask: which ids have a label, bool ``[num_windows, length + 1]``; None if all have.
     """
 
     ids: np.ndarray
     groups: np.ndarray
+    mask: np.ndarray | None = None
 
 
 def spread_windows(token_file: TokenFile, groups: np.ndarray, length: int, count: int) -> HeldOutWindows:
@@ -118,7 +146,7 @@ def spread_windows(token_file: TokenFile, groups: np.ndarray, length: int, count
         UserError: the file holds less than one window.
     """
     windows = Windows(token_file, length)
-    starts = np.arange(windows.num_windows, dtype=np.int64) * windows.length
+    starts = windows.starts(np.arange(windows.num_windows, dtype=np.int64))
     ends = np.flatnonzero(np.asarray(token_file.tokens) == int(token_file.metadata["eos_id"]))
     group = groups.astype(np.int64)[np.minimum(np.searchsorted(ends, starts), len(groups) - 1)]
     names, first, sizes = np.unique(group, return_index=True, return_counts=True)
@@ -129,7 +157,7 @@ def spread_windows(token_file: TokenFile, groups: np.ndarray, length: int, count
         if number
     ]
     places = np.sort(np.concatenate(chosen))
-    return HeldOutWindows(windows.gather(places), group[places])
+    return HeldOutWindows(windows.gather(places), group[places], windows.gather_mask(places))
 
 
 def _shares(sizes: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:

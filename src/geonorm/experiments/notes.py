@@ -63,7 +63,8 @@ def corpus_facts(corpus: Corpus) -> dict[str, Any]:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     counts = {
         f"{count}_{side}": description[count][side]
-        for count in ("num_documents", "num_bytes", "num_tokens")
+        for count in ("num_documents", "num_bytes", "num_tokens", "num_labels")
+        if count in description
         for side in ("train", "val", "test")
     }
     for side in ("val", "test"):

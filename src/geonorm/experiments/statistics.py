@@ -51,21 +51,23 @@ class Estimate:
         )
 
 
-def estimate(losses: np.ndarray, documents: np.ndarray | None = None) -> Estimate:
+def estimate(losses: np.ndarray, documents: np.ndarray | None = None, labels: np.ndarray | None = None) -> Estimate:
     """Mean of losses, or of paired differences of losses, with its error.
 
     Args:
         losses: ``[num_seeds, num_windows]``; or ``[num_seeds, 1]``, the means alone, where no windows are on record.
         documents: document, or group of documents, of each window, int ``[num_windows]``; None where not on record.
+        labels: number of tokens of each window that its loss is the mean of, ``[num_windows]``; None for all alike. The
+            mean is over tokens.
 
     Returns:
         over seeds and documents with two of each; over seeds with two seeds; with one seed over documents, which says
         how exactly that one model was measured and nothing of another seed.
     """
     num_seeds = len(losses)
-    by_seed = losses.mean(axis=1)
+    by_seed = losses.mean(axis=1) if labels is None else np.average(losses, axis=1, weights=labels)
     mean = float(by_seed.mean())
-    means, sizes = _by_document(losses, documents)
+    means, sizes = _by_document(losses, documents, labels)
     if num_seeds == 1:
         return _one_seed(mean, means[0], sizes)
     seeds = float(by_seed.var(ddof=1)) / num_seeds
@@ -103,12 +105,15 @@ def holm_levels(p_values: Sequence[float], alpha: float = 1 - LEVEL) -> list[flo
     return levels
 
 
-def _by_document(losses: np.ndarray, documents: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean loss ``[num_seeds, num_documents]`` and number of windows ``[num_documents]``."""
+def _by_document(
+    losses: np.ndarray, documents: np.ndarray | None, labels: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean loss ``[num_seeds, num_documents]`` and number of windows, or of labels, ``[num_documents]``."""
     one_for_all = np.zeros(losses.shape[1], dtype=int)
     names, index = np.unique(one_for_all if documents is None else documents, return_inverse=True)
-    sizes = np.bincount(index, minlength=len(names)).astype(float)
-    means = np.stack([np.bincount(index, weights=row, minlength=len(names)) for row in losses]) / sizes
+    sizes = np.bincount(index, weights=labels, minlength=len(names)).astype(float)
+    sums = losses if labels is None else losses * labels
+    means = np.stack([np.bincount(index, weights=row, minlength=len(names)) for row in sums]) / sizes
     return means, sizes
 
 

@@ -51,6 +51,7 @@ class _Row:
     tuned: bool
     windows: dict[int, np.ndarray]
     documents: np.ndarray | None
+    labels: np.ndarray | None
 
     @property
     def label(self) -> str:
@@ -99,27 +100,32 @@ def _row(trials: list[dict[str, Any]], root: Path, design: Design) -> _Row:
     finished = [trial for trial in reporting if trial["status"] == "ok"]
     # Before any other seed has run, or without one, the seed that chose is all there is to show.
     shown = finished if reporting else [trial for trial in at_lr if trial["status"] == "ok"]
-    windows, documents = _windows([root / trial["id"] for trial in shown])
+    windows, documents, labels = _windows([root / trial["id"] for trial in shown])
     by_seed = {trial["seed"]: one for trial, one in zip(shown, windows, strict=True)} if windows else {}
     if not windows:
         by_seed = {trial["seed"]: np.array([trial["test_loss"]]) for trial in shown}
-    return _Row(trials, lr, shown, len(finished), len(reporting) - len(finished), tuned, by_seed, documents)
+    return _Row(trials, lr, shown, len(finished), len(reporting) - len(finished), tuned, by_seed, documents, labels)
 
 
-def _windows(folders: list[Path]) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Losses by window of each trial and the windows' documents; nothing if some are missing or do not fit together."""
-    losses, documents = [], []
+def _windows(folders: list[Path]) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
+    """Losses by window of each trial, and of the windows the documents and, unless all alike, the numbers of labels.
+
+    Nothing if some are missing or do not fit together.
+    """
+    losses, documents, labels = [], [], []
     for folder in folders:
         try:
             content = json.loads((folder / TEST_WINDOWS).read_text(encoding="utf-8"))
             losses.append(np.array(content["loss"], dtype=float))
             documents.append(np.array(content["document"], dtype=int))
+            labels.append(np.array(content.get("labels", [1] * len(content["loss"])), dtype=int))
         except (OSError, ValueError, KeyError, TypeError):
-            return [], None
-    alike = all(len(one) == len(documents[0]) and np.array_equal(one, documents[0]) for one in documents)
-    if not alike or any(one.shape != documents[0].shape or not np.isfinite(one).all() for one in losses):
-        return [], None
-    return losses, documents[0] if documents else None
+            return [], None, None
+    alike = all(np.array_equal(one, kind[0]) for kind in (documents, labels) for one in kind)
+    shapes = {one.shape for one in (*losses, *documents, *labels)}
+    if not losses or not alike or len(shapes) != 1 or not all(np.isfinite(one).all() for one in losses):
+        return [], None, None
+    return losses, documents[0], None if (labels[0] == labels[0][0]).all() else labels[0]
 
 
 def _reference(rows: list[_Row]) -> _Row | None:
@@ -129,7 +135,7 @@ def _reference(rows: list[_Row]) -> _Row | None:
 
 def _output(row: _Row) -> dict[str, Any]:
     first = row.trials[0]
-    found = estimate(np.stack(list(row.windows.values())), row.documents) if row.shown else None
+    found = estimate(np.stack(list(row.windows.values())), row.documents, row.labels) if row.shown else None
     bits = [trial["test_bits_per_byte"] for trial in row.shown if trial["test_bits_per_byte"] is not None]
     return {
         "label": row.label,
@@ -181,11 +187,16 @@ def _paired(row: _Row, reference: _Row) -> tuple[Estimate | None, int]:
     if not shared:
         return None, 0
     mine, theirs = (np.stack([one.windows[seed] for seed in shared]) for one in (row, reference))
-    documents = row.documents
-    if mine.shape != theirs.shape or not np.array_equal(documents, reference.documents):  # type: ignore[arg-type]
-        mine, theirs, documents = mine.mean(axis=1, keepdims=True), theirs.mean(axis=1, keepdims=True), None
+    documents, labels = row.documents, row.labels
+    same = all(
+        np.array_equal(one, other)  # type: ignore[arg-type]
+        for one, other in ((documents, reference.documents), (labels, reference.labels))
+    )
+    if mine.shape != theirs.shape or not same:
+        means = (np.average(one, axis=1, weights=of.labels) for one, of in ((mine, row), (theirs, reference)))
+        (mine, theirs), documents, labels = (one[:, None] for one in means), None, None
     reporting = len(shared) if row.num_reporting and reference.num_reporting else 0
-    return estimate(mine - theirs, documents), reporting
+    return estimate(mine - theirs, documents, labels), reporting
 
 
 def _no_verdict(row: _Row, reference: _Row, num_seeds: int, design: Design) -> str | None:

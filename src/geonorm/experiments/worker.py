@@ -70,7 +70,7 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         optimizer, schedule = make_optimizer(model, settings)
         metrics = MetricsFile(folder / METRICS) if ranks.is_main else None
         emit = metrics.write if metrics else lambda row: None
-        data = Data(windows, val.ids, corpus.token_bytes, test.ids)
+        data = Data(windows, val, corpus.token_bytes, test)
         try:
             outcome = Loop(ways, ranks, data, settings, optimizer, schedule, emit).run()
         finally:
@@ -81,6 +81,11 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         if outcome.test is not None:
             by_window = {
                 "loss": outcome.test.window_losses.tolist(),
+            by_window = {
+                "loss": outcome.test.window_losses.tolist(),
+                "labels": outcome.test.window_labels.tolist(),
+                "document": test.groups[outcome.test.labelled_windows].tolist(),
+            }
                 "document": test.groups[outcome.test.labelled_windows].tolist(),
             }
             write_json(folder / TEST_WINDOWS, by_window)
@@ -99,6 +104,7 @@ def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: torch.d
         train_loss=outcome.train_loss,
         num_parameters=num_parameters,
         tokens=outcome.tokens,
+        labelled_tokens=outcome.labelled_tokens,
         seconds=outcome.seconds,
         skipped_steps=outcome.skipped,
         tokens_per_second=outcome.tokens / outcome.seconds,

@@ -108,11 +108,11 @@ class RunFolder:
                     "resume it, or name another folder"
                 )
 
-    def begin(self, fingerprint: str) -> None:
+    def begin(self, fingerprint: str, num_labels: dict[str, int]) -> None:
         """Write down what is being run; before this, a start that failed leaves the folder empty.
 
         Args:
-            fingerprint: of the corpus.
+            fingerprint: of the corpus; num_labels: its tokens that have a label, by side.
 
         Raises:
             UserError: the run in this folder was of other text.
@@ -122,7 +122,7 @@ class RunFolder:
                 f"`data` is other text now than it was in {self.out}; give the same, or name another folder"
             )
         facts = {"id": self.id, "corpus": fingerprint, "geonorm": geonorm.__version__, "torch": torch.__version__}
-        write_json(self.out / RUN, facts)
+        write_json(self.out / RUN, {**facts, "num_labels": num_labels})
         recipe.save(self.out / CONFIG, self.config)
         (self.out / RESULT).unlink(missing_ok=True)
 

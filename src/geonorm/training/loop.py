@@ -18,12 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.data import Windows
+from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
 from geonorm.training.evaluation import (
     Evaluation,
     autocast,
     evaluate,
+    ids_and_labels,
+    label_ids,
     num_labels,
     token_losses,
     undisturbed,
@@ -61,7 +64,7 @@ class Outcome:
         message: why it counts as diverged or unlearned, else empty.
         evaluation: at the last step; None if the run ended before it.
         train_loss: mean over the last tenth of the steps, those skipped left out, nats a token.
-        tokens: tokens trained on.
+        tokens: tokens trained on; labelled_tokens: those of them that had a label.
         seconds: wall time of training steps alone, without evaluation and measurements.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
         test: on the test side after the last step, where there is one.
@@ -72,6 +75,7 @@ class Outcome:
     evaluation: Evaluation | None
     train_loss: float
     tokens: int
+    labelled_tokens: int
     seconds: float
     skipped: int
     test: Evaluation | None = None
@@ -83,21 +87,21 @@ class Data:
 
     Attributes:
         windows: training windows; step k uses windows ``k * batch`` to ``(k + 1) * batch - 1`` of their order.
-        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids, of the validation side.
+        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids, of the validation side, or ids with a mask.
         token_bytes: bytes that each token id stands for.
         test_windows: the same of the test side, looked at once, after the last step; None for no such look.
     """
 
     windows: Windows
-    eval_windows: np.ndarray
+    eval_windows: np.ndarray | HeldOutWindows
     token_bytes: np.ndarray
-    test_windows: np.ndarray | None = None
+    test_windows: np.ndarray | HeldOutWindows | None = None
 
 
 def train(
     model: nn.Module,
     windows: Windows,
-    eval_windows: np.ndarray,
+    eval_windows: np.ndarray | HeldOutWindows,
     token_bytes: np.ndarray,
     settings: TrainSettings,
     emit: Emit = lambda row: None,
@@ -219,22 +223,27 @@ class Loop:
         None, and no backward, if no token has a label on any rank.
         """
         device, settings = self.ranks.device, self.settings
-        batch = self._batch(step)
+        batch, labels = self._batch(step)
         # Labels can be missing, and not as often on one rank as on another.
-        num_tokens = self._all(num_labels(batch)) if (batch < 0).any() or self.ranks.size > 1 else batch[:, 1:].size
+        num_tokens = self._all(num_labels(labels)) if (labels < 0).any() or self.ranks.size > 1 else labels.size
         if num_tokens == 0:
             return None
+        self.progress.labelled_tokens += num_tokens
         total = torch.zeros((), dtype=torch.float64, device=device)
-        parts = torch.from_numpy(batch).to(device, non_blocking=True).chunk(settings.accumulation)
-        for number, part in enumerate(parts, start=1):
-            with self.parallel.micro_batch(last=number == len(parts)):
+        ids, wanted = (
+            torch.from_numpy(part).to(device, non_blocking=True).chunk(settings.accumulation)
+            for part in (batch, labels)
+        )
+        for number, (part, targets) in enumerate(zip(ids, wanted, strict=True), start=1):
+            with self.parallel.micro_batch(last=number == len(ids)):
                 with autocast(device, settings.precision):
-                    losses = token_losses(self.parallel.forward, part)
+                    losses = token_losses(self.parallel.forward, part, targets)
                 (losses.sum() / num_tokens * self.parallel.gradient_scale).backward()
             total += losses.detach().double().sum()
         return self.ranks.sum(total) / num_tokens
 
-    def _batch(self, step: int) -> np.ndarray:
+    def _batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids ``[batch, length + 1]`` of this rank and what each position is to predict, ``[batch, length]``."""
         start, size = self.ranks.share((step - 1) * self.settings.batch, self.settings.batch)
         batch = self.data.windows.batch(start, size)
         if batch.max() >= len(self.data.token_bytes):
@@ -242,12 +251,12 @@ class Loop:
                 f"{self.data.windows.token_file.path} holds the id {batch.max()} in the windows of step {step}, but "
                 f"the vocabulary ends at {len(self.data.token_bytes) - 1}; prepare the data again"
             )
-        return batch
+        return batch, label_ids(batch, self.data.windows.mask(start, size))
 
     def _all(self, count: int) -> int:
         return int(self.ranks.sum(torch.tensor(count, device=self.ranks.device)).item())
 
-    def _evaluate(self, windows: np.ndarray) -> Evaluation:
+    def _evaluate(self, windows: np.ndarray | HeldOutWindows) -> Evaluation:
         return evaluate(
             self.model,
             windows,
@@ -259,7 +268,7 @@ class Loop:
 
     def _angles(self) -> dict[str, list[float]]:
         device = self.ranks.device
-        ids = torch.from_numpy(self.data.eval_windows[:_PROBE_WINDOWS, :-1]).to(device)
+        ids = torch.from_numpy(ids_and_labels(self.data.eval_windows)[0][:_PROBE_WINDOWS, :-1]).to(device)
         with recorded_angles(self.model) as angles, undisturbed(self.model), autocast(device, self.settings.precision):
             self.model(input_ids=ids, use_cache=False)
         return angles
@@ -270,7 +279,8 @@ class Loop:
     def _outcome(self, status: str, message: str, evaluation: Evaluation | None) -> Outcome:
         progress = self.progress
         train_loss = math.nan if status == "diverged" and evaluation is None else progress.train_loss()
-        return Outcome(status, message, evaluation, train_loss, self._tokens(), progress.seconds, progress.skipped)
+        counts = self._tokens(), progress.labelled_tokens
+        return Outcome(status, message, evaluation, train_loss, *counts, progress.seconds, progress.skipped)
 
 
 def _due(step: int, every: int, steps: int) -> bool:

@@ -21,6 +21,7 @@ class Progress:
 
     Attributes:
         step: optimiser steps done, those skipped included.
+        labelled_tokens: target tokens of those steps that had a label.
         seconds: wall time of training steps alone.
         unlabelled: steps in which no token had a label.
         skipped: steps whose loss or gradient was not finite; in_a_row: of them, those up to now without a good one.
@@ -30,6 +31,7 @@ class Progress:
     """
 
     step: int = 0
+    labelled_tokens: int = 0
     seconds: float = 0.0
     unlabelled: int = 0
     skipped: int = 0
@@ -77,7 +79,7 @@ class Progress:
     def from_json(cls, data: dict[str, Any], steps: int) -> Progress:
         """Rebuild the progress of a run of ``steps`` steps."""
         progress = cls.start(steps)
-        for name in ("step", "unlabelled", "skipped", "in_a_row", "spikes"):
+        for name in ("step", "labelled_tokens", "unlabelled", "skipped", "in_a_row", "spikes"):
             # Checkpoints that do not count steps without labels are older than the count.
             setattr(progress, name, int(data.get(name, 0) if name == "unlabelled" else data[name]))
         progress.seconds = float(data["seconds"])

@@ -160,7 +160,7 @@ class _Run:
 
     def _begin(self) -> None:
         assert self.folder is not None
-        self.folder.begin(corpus_identity(self.corpus))
+        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels)
         save_description(self.out / places.MODEL, self.model, self.corpus)
 
     def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:
@@ -184,7 +184,10 @@ class _Run:
         restore(self.model, self.optimizer, ranks, tensors, reseed=config.seed + found.step)
         self.say(f"going on from step {found.step}")
         self.saved = found.step
-        return Progress.from_json(found.facts["progress"], config.steps), int(found.facts["metrics"])
+        # Checkpoints that do not count labels are of runs in which every token had one.
+        all_labelled = {"labelled_tokens": found.step * config.batch * config.data.length}
+        progress = Progress.from_json({**all_labelled, **found.facts["progress"]}, config.steps)
+        return progress, int(found.facts["metrics"])
 
     def _find(self) -> Checkpoint | None:
         assert self.folder is not None
@@ -265,6 +268,7 @@ class _Run:
             "unlabelled_steps": self.loop.progress.unlabelled,
             "loss_spikes": self.loop.progress.spikes,
             "tokens": outcome.tokens,
+            "labelled_tokens": outcome.labelled_tokens,
             "seconds": outcome.seconds,
             "tokens_per_second": outcome.tokens / outcome.seconds if outcome.seconds else None,
             "peak_memory_bytes": peak_memory(self.ranks.device),

@@ -77,8 +77,8 @@ def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
 
 
 def corpus_identity(corpus: Corpus) -> str:
-    """What makes two corpora the same to a run: their tokens."""
-    return "-".join(str(part.metadata["sha256"]) for part in (corpus.train, corpus.val, corpus.test))
+    """What makes two corpora the same to a run: their tokens and which of them have labels."""
+    return "-".join(part.identity for part in (corpus.train, corpus.val, corpus.test))
 
 
 def open_data(config: RunConfig, corpus: Corpus) -> Data:
@@ -90,7 +90,7 @@ def open_data(config: RunConfig, corpus: Corpus) -> Data:
     length = config.data.length
     windows = Windows(corpus.train, length=length, seed=config.seed)
     val, test = (corpus.held_out(side, length, config.evaluation.windows) for side in ("val", "test"))
-    return Data(windows, val.ids, corpus.token_bytes, test.ids)
+    return Data(windows, val, corpus.token_bytes, test)
 
 
 def check_model(config: RunConfig) -> None:
