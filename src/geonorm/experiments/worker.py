@@ -81,11 +81,7 @@ def run_trial(folder: Path, corpus_folder: Path, device: str = "cpu", parallel: 
         if outcome.test is not None:
             by_window = {
                 "loss": outcome.test.window_losses.tolist(),
-            by_window = {
-                "loss": outcome.test.window_losses.tolist(),
                 "labels": outcome.test.window_labels.tolist(),
-                "document": test.groups[outcome.test.labelled_windows].tolist(),
-            }
                 "document": test.groups[outcome.test.labelled_windows].tolist(),
             }
             write_json(folder / TEST_WINDOWS, by_window)
