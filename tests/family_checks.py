@@ -279,8 +279,18 @@ def trainer(family, placement, folder):
     assert torch.equal(loaded(prompts(1, 5)).logits, model.eval()(prompts(1, 5)).logits)
 
 
+def knows_targets(peft, model, config):
+    try:
+        peft.get_peft_model(model, config)
+    except ValueError as error:
+        if "specify `target_modules`" in str(error):
+            return False
+        raise
+    return True
+
+
 def adapter(family, placement, folder):
-    """LoRA and IA3 of peft, on its own choice of modules where it knows the family, train alone, are saved, come back."""
+    """LoRA and IA3 of peft, on the modules it chooses where it knows the family, train alone, are saved, come back."""
     peft = pytest.importorskip("peft")
     make(family, placement).save_pretrained(folder / "base")
     ids, notes = prompts(2, 7), []
@@ -292,13 +302,9 @@ def adapter(family, placement, folder):
         # peft fills in a configuration that it is given.
         fresh = functools.partial(kind, target_modules=targets, task_type="CAUSAL_LM")
         model = make(family, placement)
-        try:
-            peft.get_peft_model(stock_model(family), fresh())
-        except ValueError as error:
+        if not knows_targets(peft, stock_model(family), fresh()):
             # A family that peft does not know is no better known to it when it is rewired.
-            with pytest.raises(ValueError, match="target_modules"):
-                peft.get_peft_model(model, fresh())
-            assert "target_modules" in str(error)
+            assert not knows_targets(peft, model, fresh())
             continue
         plain = model(ids).logits
         tuned = peft.get_peft_model(model, fresh())
@@ -320,7 +326,7 @@ def adapter(family, placement, folder):
 
 
 def copies(family, placement, folder):
-    """Pickled, copied and saved whole with torch, a model gives the same logits, and the copy shares nothing with it."""
+    """Pickled, copied or saved whole with torch, a model gives the same logits; the copy shares nothing with it."""
     model, ids = make(family, placement), prompts(2, 9)
     expected = model(ids).logits
     torch.save(model, folder / "model.pt")

@@ -112,7 +112,9 @@ def test_tasks(folder, tmp_path):
 
 
 def test_training_from_such_a_model(folder, texts, tmp_path):
-    good, bad = (prepare([text], tokenizer=folder, out=tmp_path / f"{text.name}-corpus", min_documents=1) for text in texts)
+    good, bad = (
+        prepare([text], tokenizer=folder, out=tmp_path / f"{text.name}-corpus", min_documents=1) for text in texts
+    )
     start = [f"model.start={folder}", "model.placement=geonorm", "steps=2", "schedule.warmup=1", "evaluation.every=2"]
     assert good.vocab_size == 301
     assert train(tiny(good, *start), tmp_path / "run") == 0

@@ -243,12 +243,12 @@ def test_whole_numbers_become_floating_point_ones_and_enumerations_text():
 
 
 MISTAKES = {
-    "array for a number": (lambda: create("geonorm", alpha=np.ones(2)), r"`alpha` must be a positive number, got \[1.0"),
+    "array for a number": (lambda: create("geonorm", alpha=np.ones(2)), r"`alpha` must be a positive number, got \["),
     "numpy nan": (lambda: create("geonorm", alpha=np.float32("nan")), "`alpha` must be positive, got nan"),
     "huge": (lambda: create("geonorm", alpha=10**400), "`alpha` must be positive, got 1000"),
     "complex": (lambda: create("geonorm", alpha=np.complex64(1)), "`alpha` must be a number.*, got a complex"),
     "object": (lambda: create("geonorm", decay=object()), "`decay` must be a number, true, false, text.*got a object"),
-    "no value": (lambda: create("geonorm", alpha=torch.ones((), device="meta")), "`alpha` holds no plain value: a Tensor"),
+    "no value": (lambda: create("geonorm", alpha=torch.ones((), device="meta")), "`alpha` holds no plain value"),
     "one for true": (lambda: create("geonorm", learnable=np.int64(1)), "`learnable` of placement 'geonorm' must be"),
     "in a list": (lambda: create("geonorm", alphas=[1.0, object()]), r"`alphas\[1\]` must be a number"),
     "flag": (lambda: create("deepnorm", beta_on_up="no"), "`beta_on_up` of placement 'deepnorm' must be true or false"),
