@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -276,25 +279,72 @@ def trainer(family, placement, folder):
     assert torch.equal(loaded(prompts(1, 5)).logits, model.eval()(prompts(1, 5)).logits)
 
 
+def knows_targets(peft, model, config):
+    try:
+        peft.get_peft_model(model, config)
+    except ValueError as error:
+        if "specify `target_modules`" in str(error):
+            return False
+        raise
+    return True
+
+
 def adapter(family, placement, folder):
-    """A LoRA adapter of peft trains alone, is saved, and comes back on a reloaded model."""
+    """LoRA and IA3 of peft, on the modules it chooses where it knows the family, train alone, are saved, come back."""
     peft = pytest.importorskip("peft")
-    model, ids = make(family, placement), prompts(2, 7)
-    model.save_pretrained(folder / "base")
-    plain = model(ids).logits
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
-    assert torch.equal(tuned(ids).logits, plain)
-    tuned.train()(ids, labels=ids).loss.backward()
-    trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
-    assert trained
-    assert all("lora" in name for name, parameter in tuned.named_parameters() if parameter.requires_grad)
-    torch.optim.SGD(trained, lr=1.0).step()
-    expected = tuned.eval()(ids).logits
-    assert not torch.equal(expected, plain)
-    tuned.save_pretrained(folder / "adapter")
-    base = AutoModelForCausalLM.from_pretrained(folder / "base")
-    loaded = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
-    assert torch.equal(loaded(ids).logits, expected)
+    make(family, placement).save_pretrained(folder / "base")
+    ids, notes = prompts(2, 7), []
+    for name, kind, targets in (
+        ("LoRA", peft.LoraConfig, "all-linear"),
+        ("LoRA", peft.LoraConfig, None),
+        ("IA3", peft.IA3Config, None),
+    ):
+        # peft fills in a configuration that it is given.
+        fresh = functools.partial(kind, target_modules=targets, task_type="CAUSAL_LM")
+        model = make(family, placement)
+        if not knows_targets(peft, stock_model(family), fresh()):
+            # A family that peft does not know is no better known to it when it is rewired.
+            assert not knows_targets(peft, model, fresh())
+            continue
+        plain = model(ids).logits
+        tuned = peft.get_peft_model(model, fresh())
+        assert torch.equal(tuned(ids).logits, plain)
+        tuned.train()(ids, labels=ids).loss.backward()
+        trained = {key: value for key, value in tuned.named_parameters() if value.requires_grad}
+        assert trained
+        assert all(f"{name.lower()}_" in key for key in trained)
+        torch.optim.SGD(trained.values(), lr=1.0).step()
+        expected = tuned.eval()(ids).logits
+        assert not torch.equal(expected, plain)
+        saved = folder / f"{name}-{targets}"
+        tuned.save_pretrained(saved)
+        base = AutoModelForCausalLM.from_pretrained(folder / "base")
+        loaded = peft.PeftModel.from_pretrained(base, saved).eval()
+        assert torch.equal(loaded(ids).logits, expected)
+        notes += [name] if targets is None else []
+    return ", ".join(notes) + " by default" if notes else ""
+
+
+def copies(family, placement, folder):
+    """Pickled, copied or saved whole with torch, a model gives the same logits; the copy shares nothing with it."""
+    model, ids = make(family, placement), prompts(2, 9)
+    expected = model(ids).logits
+    torch.save(model, folder / "model.pt")
+    for copied in (
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+        torch.load(folder / "model.pt", weights_only=False),
+    ):
+        assert type(copied) is type(model)
+        assert current_placement(copied) == current_placement(model)
+        same_state(model, copied)
+        out = copied(ids, output_hidden_states=True)
+        assert torch.equal(out.logits, expected)
+        assert len(out.hidden_states) == 3
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.zero_()
+        assert torch.equal(model(ids).logits, expected)
 
 
 CHECKS = {
@@ -309,6 +359,7 @@ CHECKS = {
     "training": trains,
     "trainer": trainer,
     "adapter": adapter,
+    "copies": copies,
 }
 # Quick in every combination; the others are quick in some and slow in the rest.
-EVERYWHERE = ("save, reload", "generate", "configuration", "rewire twice")
+EVERYWHERE = ("save, reload", "generate", "configuration", "rewire twice", "copies")

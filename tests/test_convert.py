@@ -6,8 +6,10 @@ import copy
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from family_models import FAMILIES, prompts, stock_model
@@ -15,7 +17,9 @@ from geonorm import UserError
 from geonorm.cli import main
 from geonorm.conversion import convert_model
 from geonorm.conversion.calibrate import measured_moves
+from geonorm.conversion.config import ConvertConfig
 from geonorm.conversion.fold import fold, input_norms, without_gains
+from geonorm.conversion.run import run_convert
 from geonorm.inspection.measure import as_rewired
 from geonorm.models import load_model, rewire
 from geonorm.placements import unit_rms
@@ -251,3 +255,34 @@ def test_the_folder_may_be_there_and_nothing_beside_it_is_touched(kind, tmp_path
     assert (out / "README.md").read_text().startswith("---\nlibrary_name: transformers")
     assert not list(out.glob("partial-*"))
     assert (beside / "mine").exists()
+
+
+def test_a_card_that_fails_costs_no_conversion(tmp_path, monkeypatch):
+    def fail(content):
+        raise OSError(28, "No space left on device")
+
+    stock = save(tiny_llama(), tmp_path / "stock")
+    monkeypatch.setattr("geonorm.models.card.ModelCard", fail)
+    with pytest.warns(UserWarning, match="its card .*README.md could not be written"):
+        assert run("convert", stock, "--to", "pre", "--out", tmp_path / "pre") == 0
+    assert torch.equal(load_model(tmp_path / "pre")[0](IDS).logits, load_model(stock)[0](IDS).logits)
+
+
+def test_options_of_other_libraries_are_recorded_as_plain_ones(text, tmp_path):
+    stock = save(tiny_llama(), tmp_path / "stock")
+    config = ConvertConfig(
+        str(stock),
+        tmp_path / "out",
+        text=(text,),
+        max_angle=np.float32(1.5),
+        learnable=np.bool_(True),
+        windows=np.int64(4),
+        eval_windows=3,
+        length=32,
+    )
+    record = run_convert(config, Console(quiet=True))
+    settings = json.loads((tmp_path / "out" / "conversion.json").read_text())["settings"]
+    assert (settings["max_angle"], settings["learnable"], settings["windows"]) == (1.5, True, 4)
+    options = load_model(tmp_path / "out")[0].config.placement_options
+    assert (options["max_angle"], options["learnable"]) == (1.5, True)
+    assert options["alphas"] == [entry["alpha"] for entry in record["sublayers"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import os
 import pickle
 import pkgutil
 
@@ -371,3 +372,56 @@ def test_a_saved_model_has_a_card_and_keeps_one_of_the_users_own(tmp_path):
     assert card.data.pipeline_tag is None
     assert "AutoModel." in card.text
     assert create("geonorm").name in card.text
+
+
+def unwritable(path):
+    path.mkdir()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("block", [unwritable, pipe])
+def test_a_card_that_cannot_be_written_is_a_warning_of_one_line_and_the_weights_are_saved(block, tmp_path):
+    model, ids = rewired_model("gpt2", "geonorm"), prompts(1, 5)
+    block(tmp_path / "README.md")
+    with pytest.warns(UserWarning, match=r"saved, but its card .*README.md could not be written \(FileExis") as caught:
+        model.save_pretrained(tmp_path)
+    assert len([one for one in caught if "card" in str(one.message)]) == 1
+    assert "\n" not in str(caught[0].message)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).eval()(ids).logits, model(ids).logits)
+
+
+def test_whatever_goes_wrong_with_a_card_the_weights_are_there_first(tmp_path, monkeypatch):
+    model, found = rewired_model("gpt2", "geonorm"), []
+
+    def fail(content):
+        found.append((tmp_path / "model.safetensors").is_file())
+        raise RuntimeError("no card today\nnor tomorrow")
+
+    monkeypatch.setattr("geonorm.models.card.ModelCard", fail)
+    with pytest.warns(UserWarning, match=r"could not be written \(RuntimeError: no card today\)$"):
+        model.save_pretrained(tmp_path)
+    assert found == [True]
+    assert not (tmp_path / "README.md").exists()
+    assert (tmp_path / "config.json").is_file()
+
+
+@pytest.mark.parametrize("text", ["Modèle à moi", "x" * 10 + "\x00"])
+def test_a_text_of_the_users_own_in_any_encoding_stays(text, tmp_path, recwarn):
+    own = text.encode("latin-1")
+    (tmp_path / "README.md").write_bytes(own)
+    rewired_model("gpt2", "geonorm").save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == own
+    assert (tmp_path / "model.safetensors").is_file()
+    assert not [one for one in recwarn if "card" in str(one.message)]
+
+
+def test_a_link_is_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere.md"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "README.md").symlink_to(elsewhere)
+    rewired_model("gpt2", "geonorm").save_pretrained(tmp_path / "model")
+    assert not elsewhere.exists()
+    assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -174,13 +174,11 @@ def test_architectures_that_are_no_decoders(stock, tmp_path):
     refused(stock, "unsupported architecture vit, which has no language-model head")
 
 
-def test_tokenizer_that_is_missing_broken_or_of_another_model(stock, tmp_path):
+def test_tokenizer_that_is_missing_or_broken(stock):
     (stock / "tokenizer.json").write_text("{}")
     refused(stock, "the tokenizer cannot be loaded .*; copy tokenizer.json")
     (stock / "tokenizer.json").unlink()
     refused(stock, "has no tokenizer; copy tokenizer.json and tokenizer_config.json")
-    small = save(tiny_llama(vocab_size=100, eos_token_id=None), tmp_path / "small")
-    refused(small, "largest id is 2.. but the model has 100 embeddings")
 
 
 def test_loading_leaves_the_switches_of_transformers_as_they_were(stock):

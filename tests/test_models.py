@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from geonorm import UserError
-from geonorm.models import blocks, init_report, init_weights, rewire, supported_families
+from geonorm.models import blocks, init_report, init_weights, load_stock, rewire, supported_families
 from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM, GeonormLlamaModel
 from geonorm.placements import available, base_std, create
 from geonorm.placements.base import WEIGHT_ROLES
@@ -228,6 +229,26 @@ def test_rewiring_twice():
     assert [p.data_ptr() for p in model.parameters()] == weights
     with pytest.raises(UserError, match=r"already rewired to geonorm\(decay=sqrt\)"):
         rewire(model, "pre")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": np.float32(0.5), "retraction": np.int64(2), "learnable": np.bool_(True)},
+        {"alphas": np.linspace(0.5, 1, 6), "max_angle": torch.tensor(0.5)},
+        {"alphas": torch.linspace(0.5, 1, 6)},
+    ],
+)
+def test_options_of_other_libraries_are_saved_like_plain_ones(options, ids, tmp_path):
+    placement = create("geonorm", **options)
+    settings = {**plain_settings(stock_config()), "placement": "geonorm", "placement_options": options}
+    for model in (rewire(stock_model(), "geonorm", **options), GeonormLlamaForCausalLM(GeonormLlamaConfig(**settings))):
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert loaded.config.placement_options == placement.options()
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+    _, report = load_stock(stock_model(), "geonorm", **options)
+    assert report.placement == placement
 
 
 def test_unsupported_model_lists_what_is_supported():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import fractions
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -178,6 +182,7 @@ def test_create_changes_an_existing_placement_and_labels_it():
         ("geonorm:retraction=3", "geonorm", {"retraction": 3.0}),
         ("geonorm:retraction=cayley,per=sublayer,", "geonorm", {"retraction": "cayley", "per": "sublayer"}),
         ("sandwich:normalize_entry=false", "sandwich", {"normalize_entry": False}),
+        ("deepnorm:beta_on_up=false", "deepnorm", {"beta_on_up": False}),
     ],
 )
 def test_parse(text, name, options):
@@ -186,7 +191,68 @@ def test_parse(text, name, options):
     assert placement.changed_options() == options
 
 
+class Law(str, enum.Enum):
+    SQRT = "sqrt"
+
+
+def other_values(value):
+    """The same option as other libraries, and careless callers, write it."""
+    if isinstance(value, bool):
+        return [np.bool_(value), np.array(value), torch.tensor(value)]
+    if isinstance(value, float):
+        kinds = [np.float16, np.float32, np.float64, np.longdouble, torch.tensor, np.array, fractions.Fraction]
+        return [kind(value) for kind in kinds] + [torch.tensor(value, dtype=torch.bfloat16, requires_grad=True)]
+    if isinstance(value, str):
+        return [np.str_(value), np.array(value)]
+    if isinstance(value, list):
+        return [tuple(value), np.array(value), torch.tensor(value), [np.float32(item) for item in value]]
+    return [value]
+
+
+# Values that every type above holds exactly.
+CHANGED = {"alpha": 0.5, "decay": "sqrt", "per": "sublayer", "retraction": "cayley", "max_angle": 0.75}
+
+
+@every_placement
+@pytest.mark.parametrize("door", ["create", "change", "wiring"])
+def test_every_option_becomes_a_plain_value_at_the_door(name, door):
+    doors = {
+        "create": lambda options: create(name, **options),
+        "change": lambda options: create(create(name), **options),
+        "wiring": lambda options: Wiring(name, 8, 2, **options).placement,
+    }
+    tried = {**create(name).options(), **{key: CHANGED[key] for key in CHANGED if key in create(name).options()}}
+    if "alphas" in tried:
+        tried["alphas"] = [0.5, 0.25, 1.0, 2.0]
+    for option, value in tried.items():
+        for other in other_values(not value if isinstance(value, bool) else value):
+            expected = not value if isinstance(value, bool) else value
+            found = doors[door]({option: other}).options()[option]
+            assert found == expected, (option, other)
+            assert type(found) is type(expected), (option, other)
+            assert isinstance(json.dumps(found), str)
+            assert not isinstance(found, list) or {type(item) for item in found} == {float}
+
+
+def test_whole_numbers_become_floating_point_ones_and_enumerations_text():
+    placement = create("geonorm", alpha=np.int64(2), max_angle=1, retraction=3, decay=Law.SQRT)
+    assert placement.label() == "geonorm(alpha=2.0, decay=sqrt, retraction=3.0, max_angle=1.0)"
+    assert type(placement.decay) is str
+    assert create("geonorm", alphas=[1, np.int32(2)]).alphas == (1.0, 2.0)
+    assert create(np.str_("pre")) == create("pre")
+
+
 MISTAKES = {
+    "array for a number": (lambda: create("geonorm", alpha=np.ones(2)), r"`alpha` must be a positive number, got \["),
+    "numpy nan": (lambda: create("geonorm", alpha=np.float32("nan")), "`alpha` must be positive, got nan"),
+    "huge": (lambda: create("geonorm", alpha=10**400), "`alpha` must be positive, got 1000"),
+    "complex": (lambda: create("geonorm", alpha=np.complex64(1)), "`alpha` must be a number.*, got a complex"),
+    "object": (lambda: create("geonorm", decay=object()), "`decay` must be a number, true, false, text.*got a object"),
+    "no value": (lambda: create("geonorm", alpha=torch.ones((), device="meta")), "`alpha` holds no plain value"),
+    "one for true": (lambda: create("geonorm", learnable=np.int64(1)), "`learnable` of placement 'geonorm' must be"),
+    "in a list": (lambda: create("geonorm", alphas=[1.0, object()]), r"`alphas\[1\]` must be a number"),
+    "flag": (lambda: create("deepnorm", beta_on_up="no"), "`beta_on_up` of placement 'deepnorm' must be true or false"),
+    "array for a name": (lambda: create(np.array(["pre", "post"])), "unknown placement"),
     "name": (lambda: create("sandwitch"), "unknown placement 'sandwitch'; did you mean 'sandwich'.*known: deepnorm"),
     "none": (lambda: create(None), "unknown placement None"),
     "list": (lambda: create(["pre"]), "unknown placement"),

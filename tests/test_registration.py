@@ -74,3 +74,15 @@ def test_the_hook_is_set_once():
     code = "import geonorm, importlib; importlib.reload(geonorm)\nfrom geonorm import registration"
     printed = fresh(f"{code}\nprint(sum(isinstance(f, registration._Finder) for f in sys.meta_path))")
     assert printed == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["geonorm.models, peft", "peft, geonorm.models", "geonorm, peft, geonorm.models"])
+def test_peft_knows_our_types_whatever_is_imported_first(order):
+    pytest.importorskip("peft")
+    code = f"import {order}\nfrom peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as table"
+    assert fresh(f"{code}\nprint(*table['geonorm_llama'], 'geonorm_phi3' in table)") == "q_proj v_proj False"
+
+
+def test_our_classes_do_without_peft():
+    assert fresh("sys.modules['peft'] = None\nimport geonorm.models\nprint('whole')") == "whole"

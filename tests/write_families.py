@@ -38,6 +38,11 @@ attention and logits stay as they are; a placement that normalises the entry und
 `geonorm.models.load_stock(folder, placement)` reads a stock checkpoint, keeps every weight that has a place, and gives
 the model back with a report of the norms that had none and of those that are new.
 
+A model with quantised weights (bitsandbytes, torchao) is rewired with these as they are. Drawing them anew
+(`init=True`) and `geonorm convert` need weights in floating point. Rewire a model before accelerate spreads it over
+devices or FSDP shards it: a layer that is wrapped, or whose forward was replaced, is refused. After any failure the
+model is as it was.
+
 Not supported: encoders, models with cross-attention, other heads than the language-model head, mixtures of experts.
 `geonorm.placements.Wiring` serves models of one's own.
 """

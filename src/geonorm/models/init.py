@@ -69,8 +69,8 @@ def _check_drawable(model: nn.Module, name: str, parameter: Tensor) -> None:
         kind = type(parameter.data).__name__ if holds_others else str(parameter.dtype).removeprefix("torch.")
         raise UserError(
             f"the weights of this {type(model).__name__} cannot be drawn anew: {name} is "
-            f"{'an inference tensor' if parameter.is_inference() else f'quantised ({kind})'}; load the model without "
-            "that, or leave `init` out"
+            f"{'an inference tensor' if parameter.is_inference() else f'quantised ({kind})'}; load the model "
+            "without that, or keep its weights"
         )
     for part in _parts(model, adapter, name, parameter):
         if part.role in WEIGHT_ROLES:
