@@ -211,7 +211,7 @@ class HubSource:
 
 
 class _JsonRows:
-    """Records of JSON files one after another, wherever they lie, with a place to go on from as `datasets` has."""
+    """Records of JSON files, wherever they lie, with a place to go on from as streams of `datasets` have it."""
 
     column_names = None
 
@@ -234,8 +234,8 @@ class _JsonRows:
         for number, name in enumerate(self.files[first:], start=first):
             path, suffix = Path(name), os.path.splitext(name)[1].lower()
             # Tries again where the network fails.
-            with xopen(name, "rb") as file:
-                for records, (_, record) in enumerate(raw.json_records(path, cast(BinaryIO, file), suffix), start=1):
+            with cast(BinaryIO, xopen(name, "rb")) as file:
+                for records, (_, record) in enumerate(raw.json_records(path, file, suffix), start=1):
                     if records > done:
                         self._place = (number, records)
                         yield record

@@ -1,34 +1,21 @@
-"""Which files a user means: paths, folders and patterns to a sorted list of files with a content fingerprint."""
+"""Documents of local files, with a fingerprint of their content."""
 
 from __future__ import annotations
 
-import errno
-import glob
 import hashlib
-import itertools
 import os
-import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from geonorm.data import readers
-from geonorm.data.outputs import is_evaluation, kind_of_folder
-from geonorm.data.raw import COMPRESSIONS, UnreadableFile, file_digest, read_text
+from geonorm.data.found import Found
+from geonorm.data.raw import UnreadableFile, file_digest, read_text
 from geonorm.data.turns import ChatTemplate
 from geonorm.errors import UserError, check_unicode, printable
 
-# fmt: off
-TEXT_SUFFIXES = frozenset((
-    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc", ".html",
-    ".htm", ".xml", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts",
-    ".go", ".rs", ".rb", ".sh", ".jl", ".r", ".lua", ".hs", ".scala", ".swift", ".kt", ".sql",
-))
-# fmt: on
 _READERS = {"jsonl": readers.read_jsonl, "json": readers.read_json, "parquet": readers.read_parquet}
-_KINDS = dict.fromkeys(TEXT_SUFFIXES, "text") | {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
-
 _MOST_NAMED = 20
 
 
@@ -101,33 +88,17 @@ class FileSource:
                 matches nothing, a suffix that is not supported, no file at all, a folder that cannot be listed, groups
                 asked of a text file.
         """
-        if not paths:
-            raise UserError("no data paths given; name at least one file or folder")
         self.text_column, self.skip_unreadable, self.group_by = text_column, skip_unreadable, group_by
+        self.chat = chat
         check_unicode("text_column", text_column)
         check_unicode("group_by", group_by)
-        self.chat = chat
         self.unreadable: dict[Path, str] = {}
-        self.left_out: dict[Path, str] = {}
         self.folder: Path | None = None
-        self._unsupported: set[Path] = set()
         self._closed: set[Path] = set()
-        self._outputs: dict[Path, str | None] = {}
         self._before: dict[Path, tuple[int, int]] = {}
-        found: dict[Path, str] = {}
-        for given in paths:
-            path = Path(given).expanduser()
-            if path.is_dir():
-                self._add_folder(path, found)
-            elif os.path.lexists(path):
-                if (what := _what_else(path)) is not None:
-                    raise UserError(f"{path} is a {what}; only regular files are read, so give one")
-                found[_real(path)] = _kind_or_error(path)
-            elif glob.has_magic(str(path)):
-                self._add_pattern(path, found)
-            else:
-                raise UserError(f"no such file or folder: {path}; check the path (relative to {Path.cwd()})")
-        self.files = sorted(found.items(), key=lambda item: item[0].as_posix())
+        found = Found(paths)
+        self.left_out, self._unsupported = found.left_out, found.unsupported
+        self.files = sorted(found.files.items(), key=lambda item: item[0].as_posix())
         if group_by is not None and (text := next((path for path, kind in self.files if kind == "text"), None)):
             raise UserError(f"{text} has no column {group_by!r} to group by; put texts and groups into a .jsonl file")
 
@@ -233,90 +204,6 @@ class FileSource:
         self.unreadable[error.path] = str(error)
         return "unreadable"
 
-    def _add(self, path: Path, found: dict[Path, str]) -> bool:
-        kind = _kind(path)
-        if kind is None:
-            self._unsupported.add(_real(path))
-            return False
-        what = _what_else(path) or ("result of geonorm eval" if kind == "json" and is_evaluation(path) else None)
-        if what is not None:
-            self.left_out[path.absolute()] = what
-            return False
-        found[_real(path)] = kind
-        return True
-
-    def _add_pattern(self, pattern: Path, found: dict[Path, str]) -> None:
-        matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
-        if not matches:
-            raise UserError(f"nothing matches {pattern}; check the pattern (relative to {Path.cwd()})")
-        # Files deep down as well, where `**` has named them without asking what folder they are in.
-        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
-        files = [path for path in matches if not path.is_dir() and not self._inside_output(path, root)]
-        readable = [self._add(path, found) for path in files]
-        if "**" not in str(pattern):  # that one has named the files inside as well
-            readable += [self._walk(path, found) for path in matches if path.is_dir()]
-        if not any(readable):
-            raise UserError(f"no readable file matches {pattern}{self._found_instead()}")
-
-    def _add_folder(self, folder: Path, found: dict[Path, str]) -> None:
-        if not self._walk(folder, found):
-            raise UserError(f"no readable file in the folder {folder}{self._found_instead()}")
-
-    def _found_instead(self) -> str:
-        few = [f"{path} ({what})" for path, what in itertools.islice(self.left_out.items(), 3)]
-        return f"; left out: {', '.join(few)}" * bool(few) + f"; supported suffixes: {_supported()}"
-
-    def _walk(self, folder: Path, found: dict[Path, str]) -> bool:
-        def cannot_list(error: OSError) -> None:
-            reason = error.strerror or error
-            raise UserError(f"cannot list the folder {error.filename}: {reason}; check its permissions") from error
-
-        if self._is_output(folder):
-            return False
-        any_readable = False
-        for parent, folders, files in os.walk(folder, onerror=cannot_list):
-            inner = [Path(parent, name) for name in folders if not name.startswith(".")]
-            folders[:] = [path.name for path in inner if not self._is_left_out(path)]
-            for name in files:
-                if not name.startswith(".") and self._add(Path(parent, name), found):
-                    any_readable = True
-        return any_readable
-
-    def _is_left_out(self, folder: Path) -> bool:
-        if folder.is_symlink():
-            self.left_out[folder.absolute()] = "link to a folder"
-            return True
-        return self._is_output(folder)
-
-    def _is_output(self, folder: Path) -> bool:
-        folder = folder.absolute()
-        if folder not in self._outputs:
-            self._outputs[folder] = kind_of_folder(folder)
-        if (kind := self._outputs[folder]) is not None:
-            self.left_out[folder] = f"{kind} of geonorm"
-        return kind is not None
-
-    def _inside_output(self, path: Path, root: Path) -> bool:
-        depth = len(path.parts) - len(root.parts)
-        return any(self._is_output(parent) for parent in reversed(path.parents[:depth]))
-
-
-def _what_else(path: Path) -> str | None:
-    """What something is that is no regular file; None for one, and for what only reading can tell."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return {errno.ENOENT: "link to nothing", errno.ELOOP: "link that leads to itself"}.get(error.errno or 0)
-    if stat.S_ISREG(mode):
-        return None
-    kinds = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-    return kinds.get(stat.S_IFMT(mode), "special file")
-
-
-def _real(path: Path) -> Path:
-    # Unlike resolve(), it takes links that lead to themselves.
-    return Path(os.path.realpath(path))
-
 
 def _no_access(path: Path, error: OSError) -> UnreadableFile:
     reason = error.strerror or error
@@ -326,27 +213,3 @@ def _no_access(path: Path, error: OSError) -> UnreadableFile:
 def _stamp(path: Path) -> tuple[int, int]:
     facts = path.stat()
     return facts.st_size, facts.st_mtime_ns
-
-
-def _kind(path: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        kind = _KINDS.get(suffixes[-2]) if len(suffixes) == 2 else None
-        # Parquet compresses its own columns, and needs random access.
-        return None if kind == "parquet" or path.suffix not in COMPRESSIONS else kind
-    return _KINDS.get(suffixes[-1]) if suffixes else None
-
-
-def _kind_or_error(path: Path) -> str:
-    kind = _kind(path)
-    if kind is None:
-        name = "".join(path.suffixes[-2:]) or "no suffix"
-        raise UserError(f"cannot read {path} ({name}); supported suffixes: {_supported()}")
-    return kind
-
-
-def _supported() -> str:
-    return (
-        f"{' '.join(sorted(TEXT_SUFFIXES))} (one document per file), .jsonl .json .parquet (one per record);"
-        " all but .parquet also with .xz .gz .zst"
-    )
