@@ -11,6 +11,7 @@ from torch import Tensor
 
 from geonorm.data.sources import Source
 from geonorm.data.split import TRAIN, VAL, Split, Survey
+from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
 
 VAL_FRACTION = 0.1
@@ -37,7 +38,7 @@ def windows_of_side(
 ) -> Tensor:
     """Windows of one side of a split, taken from as many documents as there are, in turn.
 
-    A document gives windows without overlap from its start on, encoded without special tokens; what is left at its end
+    A document gives windows without overlap from its start on, encoded as plain text; what is left at its end
     is dropped. From every document its first window is taken, then from every document its second, until there are
     enough.
 
@@ -70,5 +71,5 @@ def windows_of_side(
 
 
 def _windows(tokenizer: Any, text: str, length: int) -> list[list[int]]:
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = encode_plain(tokenizer, text)
     return [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]

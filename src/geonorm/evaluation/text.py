@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
 from geonorm.models.ids import check_ids
 
@@ -86,7 +87,7 @@ def perplexity(
 ) -> Perplexity:
     """Score every token of every document once.
 
-    Each document stands alone: it is encoded without special tokens and begins after the tokenizer's BOS token, or its
+    Each document stands alone: it is encoded as plain text, in which the spelling of a special token is text, and begins after the tokenizer's BOS token, or its
     EOS token where it has no BOS, so that its first token is scored too and no document sees another. Windows are cut
     as :func:`windows_of` says. Blank documents are left out. The loss is the sum of ``-log p(token)`` over the number
     of tokens, bits per byte the same sum over ``ln 2`` and the UTF-8 bytes of the documents, which makes models with
@@ -118,7 +119,7 @@ def perplexity(
         for text in documents:
             if not text.strip():
                 continue
-            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = encode_plain(tokenizer, text)
             check_ids(model, [start, *ids], f"document {counts['documents'] + 1}")
             counts["documents"] += 1
             counts["tokens"] += len(ids)

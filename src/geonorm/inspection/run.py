@@ -48,6 +48,8 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
     for source in config.models:
         check_source(source)
     text = read_text(config.text, config.text_column)
+    for note in text.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     models = []
     for source, name in zip(config.models, names, strict=True):
         if console.is_terminal:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
 
 # Enough to spread windows over; a longer file is read up to here.
@@ -26,11 +27,13 @@ class Text:
         text: documents, an empty line between them.
         name: where it is from, for the report.
         cut: whether files held more than :data:`MAX_CHARACTERS`.
+        notes: what was left out, a line each.
     """
 
     text: str
     name: str
     cut: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -69,14 +72,16 @@ def read_text(paths: Sequence[Path], text_column: str = "text") -> Text:
         names = source.names
         name = ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
         text, cut = _joined(source.documents(Counter()), MAX_CHARACTERS)
+        notes = source.notes()
     else:
         from geonorm.data.embedded import library_documentation
 
         name = "documentation strings of Python's standard library"
         text, cut = _joined(library_documentation(), DEFAULT_CHARACTERS)[0], False
+        notes = []
     if not text.strip():
         raise UserError(f"no text in {name}; give a file with text")
-    return Text(text, name, cut)
+    return Text(text, name, cut, tuple(notes))
 
 
 def _joined(documents: Iterable[str], limit: int) -> tuple[str, bool]:
@@ -95,7 +100,7 @@ def make_windows(
     """Cut windows from evenly spaced places of a text, each starting at a word.
 
     Args:
-        text: the text.
+        text: the text; the spelling of a special token in it is text.
         tokenizer: of transformers.
         num_windows: how many, at least 1; fewer come back where the text is too short for so many.
         length: tokens in each, at least 2; shorter where the text runs out.
@@ -126,7 +131,7 @@ def make_windows(
 
 
 def _tokens(tokenizer: Any, text: str, special_tokens: bool) -> list[int]:
-    return tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    return encode_plain(tokenizer, text, add_special_tokens=special_tokens)
 
 
 def _prefix(tokenizer: Any) -> tuple[str, ...]:
