@@ -66,6 +66,8 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
         ids = windows_of_side(**text, side=TRAIN, num_windows=config.windows)[:, :-1]
         for tokens in (held, ids):
             check_ids(model, tokens)
+        for note in source.notes():
+            say(note)
         before = _loss(model, held)
         found = convert_model(
             model,

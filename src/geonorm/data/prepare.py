@@ -20,7 +20,7 @@ from geonorm.data.progress import PlainProgress, Progress
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.tokenizer import check_vocab_size
 from geonorm.data.turns import ChatTemplate
-from geonorm.errors import UserError, check_count, check_positive
+from geonorm.errors import UserError, check_count, check_positive, check_unicode
 from geonorm.storage import write_json
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def prepare(
     identity = {"format": _FORMAT, "content": source.fingerprint(), **settings}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
     final = Path(out).expanduser().absolute() if out is not None else _cache_folder(cache_dir) / key
+    check_unicode("out", final)
     build = None
     if not _is_whole(final, key):
         with _building(final, key) as work:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geonorm.data.outputs import read_object
 from geonorm.data.tokenizer import EOS, load_tokenizer
-from geonorm.errors import UserError
+from geonorm.errors import UserError, check_unicode
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,7 +33,11 @@ def open_tokenizer(name: str | os.PathLike[str], eos: str | None = None) -> tupl
     Raises:
         UserError: the tokenizer cannot be read or fetched, or it has no such token.
     """
+    check_unicode("tokenizer", name)
+    check_unicode("eos", eos)
     path = Path(name).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"the tokenizer {path} is no regular file; give a tokenizer.json or a folder")
     if path.is_file():
         tokenizer, named = load_tokenizer(path), _named_eos(path.parent)
     else:
@@ -57,11 +61,7 @@ def _eos(tokenizer: Tokenizer, name: str, wanted: str | None) -> str:
 
 def _named_eos(folder: Path) -> str | None:
     for name in _CONFIGS:
-        try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        token: Any = config.get("eos_token") if isinstance(config, dict) else None
+        token: Any = (read_object(folder / name) or {}).get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str) and content:
             return content
@@ -100,7 +100,11 @@ def open_with_template(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 
 def _folder(name: str | os.PathLike[str]) -> Path:
     """Where the files of a tokenizer lie."""
+    check_unicode("tokenizer", name)
+    check_unicode("eos", eos)
     path = Path(name).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"the tokenizer {path} is no regular file; give a tokenizer.json or a folder")
     if path.is_file():
         return path.parent
     return path if path.is_dir() else _fetch(str(name))

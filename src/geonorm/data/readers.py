@@ -130,10 +130,10 @@ class Columns:
             raise self._error(f"{where}: a JSON {type(record).__name__}, not an object with a `{self.column}` field")
         self.records += 1
         self.names.update(record)
-        repeated = getattr(record, "repeated", ())
-        for column in wanted_columns(record, self.column, self.group_by) if repeated else ():
-            if column in repeated:
-                raise self._error(f"{where}: the key `{column}` is given more than once; keep one of them")
+        for column in wanted_columns(record, self.column, self.group_by):
+            key = column if column in _repeated(record) else _repeated_inside(record.get(column))
+            if key is not None:
+                raise self._error(f"{where}: the key `{key}` is given more than once; keep one of them")
         try:
             text = text_of(record, self.column, self.chat)
         except LeftOutError as error:
@@ -180,6 +180,17 @@ class Columns:
 
     def _error(self, message: str) -> UserError:
         return UnreadableFile(self.source, message) if isinstance(self.source, Path) else UserError(message)
+
+
+def _repeated(value: Any) -> frozenset[str]:
+    return value.repeated if isinstance(value, raw.RepeatingObject) else frozenset()
+
+
+def _repeated_inside(value: Any) -> str | None:
+    """A key that an object at any depth, such as a turn of a conversation, gives more than once."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = next(iter(_repeated(value)), None)
+    return found or next((key for part in inner if (key := _repeated_inside(part)) is not None), None)
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -71,6 +71,8 @@ class GenerateConfig:
     """Seed of the draws"""
     chat: bool = False
     """Put each prompt into the model's chat template"""
+    parse_special: bool = False
+    """Read spellings of special tokens in the prompts, such as <|im_end|>, as those tokens and not as text"""
     dtype: _Dtype = None
     """float32, bfloat16 or float16"""
     device: str = "cpu"

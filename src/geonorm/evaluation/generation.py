@@ -9,7 +9,9 @@ from typing import Any, TextIO
 
 import torch
 
-from geonorm.errors import UserError, check_count, check_positive
+from geonorm.data.raw import one_line
+from geonorm.data.tokenizer import encode_plain
+from geonorm.errors import UserError, check_count, check_positive, check_unicode
 from geonorm.models.ids import check_ids, padding_id
 
 
@@ -24,6 +26,8 @@ class GenerationSettings:
         num_beams: beams to search with; more than 1 gives text only when it is whole.
         seed: of the draws, set anew for each prompt, so that a prompt gives the same text in any company.
         chat: put each prompt into the tokenizer's chat template as a user's message.
+        parse_special: read spellings of special tokens in the prompts, such as ``<|im_end|>``, as those tokens; else a
+            prompt is plain text, in a chat too, where only what the template writes itself is a token.
     """
 
     max_new_tokens: int = 100
@@ -32,6 +36,7 @@ class GenerationSettings:
     num_beams: int = 1
     seed: int = 0
     chat: bool = False
+    parse_special: bool = False
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens)
@@ -61,26 +66,29 @@ def generate(
         What was written after each prompt.
 
     Raises:
-        UserError: a prompt longer than the model's positions or with a token that the model has no embedding for, no
-            chat template where one is asked for, or an empty prompt and no token to begin with.
+        UserError: a prompt that is not Unicode, is longer than the model's positions or has a token that the model
+            has no embedding for, no chat template where one is asked for, or an empty prompt and no token to begin
+            with. All prompts are looked at before the first is written on.
     """
     where = out or sys.stdout
     texts = []
-    for number, prompt in enumerate(prompts):
+    encoded = [(prompt, _encode(model, tokenizer, prompt, settings)) for prompt in prompts]
+    for number, (prompt, ids) in enumerate(encoded):
         if number:
             print(file=where)
-        texts.append(_write_on(model, tokenizer, prompt, settings, where))
+        texts.append(_write_on(model, tokenizer, prompt, ids, settings, where))
     return texts
 
 
-def _write_on(model: Any, tokenizer: Any, prompt: str, settings: GenerationSettings, out: TextIO) -> str:
+def _write_on(
+    model: Any, tokenizer: Any, prompt: str, ids: torch.Tensor, settings: GenerationSettings, out: TextIO
+) -> str:
     from transformers import GenerationConfig, TextStreamer
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             print(text, end="\n" if stream_end else "", file=out, flush=True)
 
-    ids = _encode(model, tokenizer, prompt, settings)
     end = model.generation_config.eos_token_id
     if end is None:
         end = tokenizer.eos_token_id
@@ -108,13 +116,13 @@ def _write_on(model: Any, tokenizer: Any, prompt: str, settings: GenerationSetti
 
 
 def _encode(model: Any, tokenizer: Any, prompt: str, settings: GenerationSettings) -> torch.Tensor:
+    check_unicode("prompt", prompt)
     if settings.chat:
-        if not tokenizer.chat_template:
-            raise UserError("the tokenizer has no chat template; leave --chat out, or take a model tuned for chat")
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-    found = tokenizer(prompt, add_special_tokens=not settings.chat)["input_ids"]
+        found = _encode_chat(tokenizer, prompt, settings.parse_special)
+    elif settings.parse_special:
+        found = tokenizer(prompt, split_special_tokens=False)["input_ids"]
+    else:
+        found = encode_plain(tokenizer, prompt, add_special_tokens=True)
     if not found:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if start is None:
@@ -128,3 +136,20 @@ def _encode(model: Any, tokenizer: Any, prompt: str, settings: GenerationSetting
         )
     check_ids(model, found, "the prompt")
     return torch.tensor([found], device=model.device)
+
+
+def _encode_chat(tokenizer: Any, prompt: str, parse_special: bool) -> list[int]:
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template; leave --chat out, or take a model tuned for chat")
+    try:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_dict=False,
+            sanitize_control_tokens=not parse_special,
+        )
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(
+            f"the prompt cannot be put into the chat template as plain text ({one_line(error)}); add --parse-special if"
+            " it spells special tokens on purpose"
+        ) from error

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geonorm.data.sources import FileSource
-from geonorm.errors import UserError, check_count
+from geonorm.errors import UserError, check_count, check_unicode
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.evaluation.generation import GenerationSettings, generate
 from geonorm.evaluation.tasks import check_settings, evaluate_tasks
@@ -32,6 +32,8 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
     """
     if not config.tasks and not config.text:
         raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")
+    if config.out is not None:
+        check_unicode("out", config.out.absolute())
     if config.out is not None and (config.out.is_dir() or not config.out.absolute().parent.is_dir()):
         raise UserError(f"`out` {config.out} must be a file in a folder that exists")
     check_count("batch", config.batch)
@@ -57,6 +59,8 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
         documents = _documents(source, config.max_documents)
         found = perplexity(model, tokenizer, documents, length=length, stride=stride, batch=config.batch)
         results["text"] = dataclasses.asdict(found)
+        for note in source.notes():
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         console.print(_text_table(config.model, results["text"]))
         if config.out is not None and config.tasks:
             # Tasks may fail for want of their data, which must not cost what is done.
@@ -87,12 +91,24 @@ def run_generate(config: GenerateConfig) -> None:
         num_beams=config.beams,
         seed=config.seed,
         chat=config.chat,
+        parse_special=config.parse_special,
     )
     if not config.prompt and sys.stdin.isatty():
         raise UserError("no prompt given; use --prompt TEXT, or send text to standard input")
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in config.prompt or ("-",)]
+    for prompt in config.prompt:
+        check_unicode("prompt", prompt)
+    prompts = [_standard_input() if prompt == "-" else prompt for prompt in config.prompt or ("-",)]
     model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)
     generate(model, tokenizer, prompts, settings)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input is not UTF-8: byte 0x{error.object[error.start]:02x}; convert it to UTF-8"
+        ) from None
 
 
 def _documents(source: FileSource, limit: int | None) -> Iterator[str]:

@@ -35,6 +35,9 @@ def evaluate_tasks(
     Task files in ``include_path`` may name Python functions beside them (``!function``), which lm-eval runs: include
     only folders that you trust.
 
+    Text is encoded as lm-eval does it, so that results compare with what others publish: there the spelling of a
+    special token in a question is that token, unlike everywhere else in geonorm.
+
     Args:
         model: a decoder with a language-model head, stock or rewired.
         tokenizer: its tokenizer.

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from geonorm.errors import UserError
+from geonorm.errors import UserError, check_unicode
 
 Kind = Literal["folder", "gguf", "hub"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -44,6 +44,7 @@ def check_source(source: str) -> Kind:
     Raises:
         UserError: what :func:`source_kind`, :func:`check_gguf`, :func:`check_folder` and :func:`check_tokenizer` raise.
     """
+    check_unicode("model", source)
     kind, path = source_kind(source), Path(source).expanduser()
     if kind == "gguf":
         check_gguf(path)

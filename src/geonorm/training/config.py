@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from geonorm.errors import UserError, check_count, check_positive, plain, unknown
+from geonorm.errors import UserError, check_count, check_positive, check_unicode, plain, unknown
 
 PRECISIONS = ("fp32", "bf16")
 TRACKERS = ("tensorboard", "trackio", "wandb")
@@ -190,6 +190,8 @@ class SamplingConfig:
             raise UserError(f"`sampling.temperature` must not be negative, got {self.temperature}")
         if self.every and not (self.prompts and all(self.prompts)):
             raise UserError("`sampling.prompts` is empty or holds an empty prompt; give at least one character each")
+        for prompt in self.prompts:
+            check_unicode("sampling.prompts", prompt)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from geonorm.errors import UserError
+from geonorm.errors import UserError, check_unicode
 from geonorm.training import folder as places
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.manifest import Checkpoint, verify
@@ -45,6 +45,7 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
 
     if not (run / places.RUN).is_file() or not (run / places.MODEL / "config.json").is_file():
         raise UserError(f"{run} is not the folder of a training run; name one that `geonorm train` made")
+    check_unicode("out", out.absolute())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"`out` {out} exists and is not empty; name another folder")
     checkpoints = Checkpoints(run / places.CHECKPOINTS, solo(torch.device("cpu")))

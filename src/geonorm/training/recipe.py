@@ -112,6 +112,8 @@ def save(path: Path, config: Any) -> None:
 def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in including:
         raise UserError(f"{path} includes itself, by way of {' -> '.join(p.name for p in including)}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"the recipe {path} is no regular file; give a file of YAML")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -21,7 +21,7 @@ def sample(
 
     Args:
         model: a language model; every rank calls this where it is cut over them.
-        tokenizer: of the corpus.
+        tokenizer: of the corpus, which reads a prompt as plain text, spellings of special tokens too.
         sampling: prompts, number of tokens, temperature.
         length: longest input of the model, in tokens; a text ends there.
         precision: ``"fp32"`` or ``"bf16"``.
