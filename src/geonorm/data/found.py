@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import glob
 import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geonorm.data.outputs import is_evaluation, kind_of_folder
+from geonorm.data.outputs import UNFINISHED, is_evaluation, kind_of_folder
 from geonorm.data.raw import COMPRESSIONS
 from geonorm.errors import UserError
 
@@ -71,17 +72,34 @@ class Found:
         return True
 
     def _add_pattern(self, pattern: Path) -> None:
-        matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
+        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+        root, wild = Path(*fixed), pattern.parts[len(fixed) :]
+        matches = list(self._matches(root, wild, pattern))
         if not matches:
             raise UserError(f"nothing matches {pattern}; check the pattern (relative to {Path.cwd()})")
-        # Files deep down as well, where `**` has named them without asking what folder they are in.
-        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
-        files = [path for path in matches if not path.is_dir() and not self._inside_output(path, root)]
-        readable = [self._add(path) for path in files]
-        if "**" not in str(pattern):  # that one has named the files inside as well
-            readable += [self._walk(path) for path in matches if path.is_dir()]
+        readable = [self._add(path) for path in matches if not path.is_dir()]
+        if "**" not in wild:  # that one has named the files inside as well
+            readable += [self._walk(path) for path in matches if path.is_dir() and not self._is_left_out(path)]
         if not any(readable):
             raise UserError(f"no readable file matches {pattern}{self._found_instead()}")
+
+    def _matches(self, root: Path, wild: tuple[str, ...], pattern: Path) -> Iterator[Path]:
+        """What a pattern finds below ``root``, hidden names and left out folders apart."""
+        shown = [part for part in wild if part.startswith(".")]
+        # The module glob would follow links from `**`, for ever where one leads upwards.
+        try:
+            found = sorted(root.glob("/".join([*wild, "*"] if wild[-1] == "**" else wild)))
+        except ValueError as error:
+            raise UserError(
+                f"the pattern {pattern} cannot be read ({error}); `**` stands alone between slashes"
+            ) from None
+        for path in found:
+            inner = path.relative_to(root).parts
+            hidden = any(
+                part.startswith(".") and not any(fnmatch.fnmatch(part, one) for one in shown) for part in inner
+            )
+            if not hidden and not any(map(self._is_left_out, reversed(path.parents[: len(inner)]))):
+                yield path
 
     def _add_folder(self, folder: Path) -> None:
         if not self._walk(folder):
@@ -117,13 +135,10 @@ class Found:
         folder = folder.absolute()
         if folder not in self._outputs:
             self._outputs[folder] = kind_of_folder(folder)
-        if (kind := self._outputs[folder]) is not None:
+        # What an interrupted command left is as good as hidden: named, it would make a difference to the next one.
+        if (kind := self._outputs[folder]) not in (None, UNFINISHED):
             self.left_out[folder] = f"{kind} of geonorm"
         return kind is not None
-
-    def _inside_output(self, path: Path, root: Path) -> bool:
-        depth = len(path.parts) - len(root.parts)
-        return any(self._is_output(parent) for parent in reversed(path.parents[:depth]))
 
 
 def _what_else(path: Path) -> str | None:

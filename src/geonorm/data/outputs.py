@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+UNFINISHED = "unfinished corpus"
 # The file that makes a folder what it is, and fields that only we put into one of that name.
 _RECORDS = {
     "description.json": ({"fingerprint", "num_tokens", "eos_id"}, "prepared corpus"),
-    ".building/key.json": (set(), "unfinished corpus"),
+    ".building/key.json": (set(), UNFINISHED),
     "run.json": ({"id", "corpus", "geonorm"}, "training run"),
     "inspection.json": ({"format", "models", "environment"}, "inspection"),
     "conversion.json": ({"model", "to", "settings"}, "converted model"),

@@ -34,7 +34,6 @@ def open_tokenizer(name: str | os.PathLike[str], eos: str | None = None) -> tupl
         UserError: the tokenizer cannot be read or fetched, or it has no such token.
     """
     check_unicode("tokenizer", name)
-    check_unicode("eos", eos)
     path = Path(name).expanduser()
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"the tokenizer {path} is no regular file; give a tokenizer.json or a folder")
@@ -101,7 +100,6 @@ def open_with_template(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 def _folder(name: str | os.PathLike[str]) -> Path:
     """Where the files of a tokenizer lie."""
     check_unicode("tokenizer", name)
-    check_unicode("eos", eos)
     path = Path(name).expanduser()
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"the tokenizer {path} is no regular file; give a tokenizer.json or a folder")

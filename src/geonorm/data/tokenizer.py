@@ -100,7 +100,7 @@ def plain_copy(tokenizer: Tokenizer, eos: str) -> Tokenizer:
 
 
 def encode_plain(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """Ids of a text with a tokenizer of transformers, as `plain_copy` reads it: the spelling of a special token is text.
+    """Ids of a text with a tokenizer of transformers; as for `plain_copy`, spellings of special tokens are text.
 
     Args:
         tokenizer: of transformers; a call of it reads such a spelling as the token itself.

@@ -87,13 +87,13 @@ def perplexity(
 ) -> Perplexity:
     """Score every token of every document once.
 
-    Each document stands alone: it is encoded as plain text, in which the spelling of a special token is text, and begins after the tokenizer's BOS token, or its
-    EOS token where it has no BOS, so that its first token is scored too and no document sees another. Windows are cut
-    as :func:`windows_of` says. Blank documents are left out. The loss is the sum of ``-log p(token)`` over the number
-    of tokens, bits per byte the same sum over ``ln 2`` and the UTF-8 bytes of the documents, which makes models with
-    different tokenizers comparable. Logits are taken to float32; sums are in float64. Short windows of a batch are
-    filled up on the right, where causal attention cannot see it, so ``batch`` changes nothing but speed, memory
-    (``batch * length * vocabulary`` logits) and rounding.
+    Each document stands alone: it is encoded as plain text, in which the spelling of a special token is text, and
+    begins after the tokenizer's BOS token, or its EOS token where it has no BOS, so that its first token is scored too
+    and no document sees another. Windows are cut as :func:`windows_of` says. Blank documents are left out. The loss is
+    the sum of ``-log p(token)`` over the number of tokens, bits per byte the same sum over ``ln 2`` and the UTF-8 bytes
+    of the documents, which makes models with different tokenizers comparable. Logits are taken to float32; sums are in
+    float64. Short windows of a batch are filled up on the right, where causal attention cannot see it, so ``batch``
+    changes nothing but speed, memory (``batch * length * vocabulary`` logits) and rounding.
 
     Args:
         model: a decoder with a language-model head; its mode is kept.
