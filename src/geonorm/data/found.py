@@ -75,11 +75,12 @@ class Found:
         fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
         root, wild = Path(*fixed), pattern.parts[len(fixed) :]
         matches = list(self._matches(root, wild, pattern))
-        if not matches:
+        if not matches and not self.left_out:
             raise UserError(f"nothing matches {pattern}; check the pattern (relative to {Path.cwd()})")
         readable = [self._add(path) for path in matches if not path.is_dir()]
+        folders = [path for path in matches if path.is_dir() and not self._is_left_out(path)]
         if "**" not in wild:  # that one has named the files inside as well
-            readable += [self._walk(path) for path in matches if path.is_dir() and not self._is_left_out(path)]
+            readable += [self._walk(path) for path in folders]
         if not any(readable):
             raise UserError(f"no readable file matches {pattern}{self._found_instead()}")
 
@@ -90,9 +91,7 @@ class Found:
         try:
             found = sorted(root.glob("/".join([*wild, "*"] if wild[-1] == "**" else wild)))
         except ValueError as error:
-            raise UserError(
-                f"the pattern {pattern} cannot be read ({error}); `**` stands alone between slashes"
-            ) from None
+            raise UserError(f"cannot read the pattern {pattern} ({error}); `**` stands alone between slashes") from None
         for path in found:
             inner = path.relative_to(root).parts
             hidden = any(
