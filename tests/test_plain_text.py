@@ -61,9 +61,9 @@ def test_a_command_reads_as_many_tokens_as_a_corpus_holds(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"{number} {SPELLED}")
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    options = {"val_fraction": 0.4, "test_fraction": 0, "cache_dir": tmp_path / "cache", **FEW}
+    options = {"val_fraction": 0.25, "test_fraction": 0.25, "cache_dir": tmp_path / "cache", **FEW}
     corpus = prepare([tmp_path / "*.txt"], tokenizer=tmp_path / "tokenizer", **options)
-    ids = corpus.train.tokens[:].tolist() + corpus.val.tokens[:].tolist()
+    ids = [index for side in (corpus.train, corpus.val, corpus.test) for index in side.tokens.tolist()]
     assert ids.count(tokenizer.eos_token_id) == 3
     found = perplexity(model, tokenizer, FileSource([tmp_path / "*.txt"]).documents(Counter()))
     assert found.num_tokens == len(ids) - 3
@@ -114,7 +114,7 @@ def test_in_a_chat_only_the_template_writes_special_tokens():
 def test_samples_while_training_begin_with_plain_text(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"{number} {SPELLED}")
-    corpus = prepare([tmp_path], 300, 0.4, test_fraction=0, cache_dir=tmp_path / "cache", **FEW)
+    corpus = prepare([tmp_path], 300, 0.25, test_fraction=0.25, cache_dir=tmp_path / "cache", **FEW)
     model = tiny_llama(vocab_size=corpus.vocab_size)
     seen = []
     model.get_input_embeddings().register_forward_hook(lambda module, given, out: seen.append(given[0]))
@@ -130,6 +130,7 @@ def test_samples_while_training_begin_with_plain_text(tmp_path):
 def test_words_of_the_command_line_that_are_not_utf8(tmp_path, capsys, monkeypatch):
     stock = str(save(tiny_llama(), tmp_path / "stock"))
     (tmp_path / "a.txt").write_text("It was the best of times.")
+    capsys.readouterr()
     bad, text = os.fsdecode(b"caf\xe9"), str(tmp_path / "a.txt")
     for words, name in (
         (["generate", stock, "--prompt", "good", bad], "prompt"),
@@ -143,7 +144,7 @@ def test_words_of_the_command_line_that_are_not_utf8(tmp_path, capsys, monkeypat
         (["prepare", text, "--tokenizer", stock, "--eos", bad], "eos"),
         (["prepare", text, "--group-by", bad], "group_by"),
         (["prepare", f"hf://{bad}"], "data"),
-        (["train", f'sampling.prompts=["\\ud83d"]', "--out", str(tmp_path / "run")], "sampling.prompts"),
+        (["train", 'sampling.prompts=["\\ud83d"]', "--out", str(tmp_path / "run")], "sampling.prompts"),
     ):
         assert main(words) == 2, words
         error = capsys.readouterr().err
@@ -158,7 +159,7 @@ def test_words_of_the_command_line_that_are_not_utf8(tmp_path, capsys, monkeypat
 
 def test_nothing_is_written_before_all_prompts_are_good():
     out = io.StringIO()
-    with pytest.raises(UserError, match="`prompt` caf.xe9 is not UTF-8"):
+    with pytest.raises(UserError, match=r"`prompt` caf.xe9 is not UTF-8"):
         generate(tiny_llama(), tiny_tokenizer(), ["It was", os.fsdecode(b"caf\xe9")], GenerationSettings(2), out)
     assert out.getvalue() == ""
 
@@ -167,6 +168,7 @@ def test_pipes_named_to_other_options_are_one_line(tmp_path, capsys):
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     stock = save(tiny_llama(), tmp_path / "stock")
+    capsys.readouterr()
     (tmp_path / "include.yaml").write_text(json.dumps({"include": "pipe.yaml"}))
     for words, message in (
         (["train", "--config", str(pipe)], "pipe.yaml is no regular file; give a file of YAML"),

@@ -33,18 +33,14 @@ def open_tokenizer(name: str | os.PathLike[str], eos: str | None = None) -> tupl
     Raises:
         UserError: the tokenizer cannot be read or fetched, or it has no such token.
     """
-    check_unicode("tokenizer", name)
-    path = Path(name).expanduser()
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UserError(f"the tokenizer {path} is no regular file; give a tokenizer.json or a folder")
+    check_unicode("eos", eos)
+    path, folder = Path(name).expanduser(), _folder(name)
     if path.is_file():
         tokenizer, named = load_tokenizer(path), _named_eos(path.parent)
+    elif (folder / _FILE).is_file():
+        tokenizer, named = load_tokenizer(folder / _FILE), _named_eos(folder)
     else:
-        folder = _folder(name)
-        if (folder / _FILE).is_file():
-            tokenizer, named = load_tokenizer(folder / _FILE), _named_eos(folder)
-        else:
-            tokenizer, named = _converted(folder if path.is_dir() else Path(name))
+        tokenizer, named = _converted(folder if path.is_dir() else Path(name))
     return tokenizer, _eos(tokenizer, str(name), eos or named)
 
 
