@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-_LARGEST = sys.float_info.max
 
 
 class UserError(ValueError):
@@ -103,7 +102,7 @@ def check_positive(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UserError(f"`{name}` must be a positive number, got {value!r}")
     # One chained comparison, false for NaN too, because torch.compile cannot trace math.isfinite of a changing number.
-    if not 0 < value <= _LARGEST:
+    if not 0 < value < math.inf or (isinstance(value, numbers.Rational) and value > sys.float_info.max):
         raise UserError(f"`{name}` must be positive, got {value}")
     return float(value)
 

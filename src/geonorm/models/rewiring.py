@@ -92,8 +92,8 @@ def current_placement(model: nn.Module) -> Placement:
     Raises:
         UserError: unsupported class.
     """
-    config: Any = model.config
-    return config_placement(config) if is_rewired(model) else adapter_for(model).stock_placement(config)
+    adapter, config = adapter_for(model), model.config
+    return config_placement(config) if is_rewired(model) else adapter.stock_placement(config)
 
 
 def base_model(model: nn.Module) -> nn.Module:
