@@ -145,22 +145,12 @@ def test_assistant_turns_alone_are_learned_from_the_command_line(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_counts_labelled_tokens(corpus, tmp_path):
-    words = [
-        "compare",
-        "--preset",
-        "tiny",
-        "--data",
-        str(corpus.path),
-        "--placements",
-        "pre",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    small = ["--steps", "2", "--lrs", "1e-3", "--length", "40", "--batch", "2", "--eval-windows", "4", "--jobs", "1"]
+    words = f"compare --preset tiny --data {corpus.path} --placements pre post --out {tmp_path / 'o'} --jobs 1".split()
+    small = ["--steps", "40", "--lrs", "1e-2", "--length", "40", "--batch", "4", "--eval-windows", "4", "--seeds", "0"]
     assert main([*words, *small]) == 0
     results = json.loads((tmp_path / "o" / "results.json").read_text())
     windows = Windows(corpus.train, length=40)
-    counted = int(windows.mask(0, 4)[:, 1:].sum())
+    counted = int(windows.mask(0, 40 * 4)[:, 1:].sum())
     assert {trial["labelled_tokens"] for trial in results["trials"]} == {counted}
     assert results["corpus"]["num_labels_train"] == corpus.num_labels["train"]
 
