@@ -96,17 +96,17 @@ def stored(records, path):
     return path
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.parquet", "hub"])
+@pytest.mark.parametrize("name", ["a.json", "a.parquet", "hub of jsonl", "hub of parquet"])
 @pytest.mark.parametrize("kind", ["answers", "conversations"])
 def test_every_format_gives_the_same(tmp_path, name, kind):
-    records = answers() if kind == "answers" else conversations(ragged=name != "a.json")
+    records = answers() if kind == "answers" else conversations()
     options = SHARES if kind == "answers" else {**SHARES, "tokenizer": chat_tokenizer(tmp_path / "tokenizer")}
     # A column that is not asked for, which would not be read.
     records = [{**record, "other": number} for number, record in enumerate(records)]
     want = prepare([stored(records, tmp_path / "a.jsonl")], out=tmp_path / "lines", **options)
-    if name == "hub":
+    if name.startswith("hub"):
         (tmp_path / "set").mkdir()
-        stored(records, tmp_path / "set" / "train.parquet")
+        stored(records, tmp_path / "set" / f"train.{name.split()[-1]}")
         source = f"hf://{tmp_path}/set"
     else:
         source = stored(records, tmp_path / name)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from geonorm.cli import main
 from geonorm.data import Corpus, Windows, prepare
+from geonorm.experiments.summary import Design, summarize
 from geonorm.models import ModelShape, build_model
 from geonorm.training import TrainSettings, evaluate, train
 from geonorm.training.evaluation import IGNORED, token_losses
@@ -144,22 +145,12 @@ def test_assistant_turns_alone_are_learned_from_the_command_line(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_counts_labelled_tokens(corpus, tmp_path):
-    words = [
-        "compare",
-        "--preset",
-        "tiny",
-        "--data",
-        str(corpus.path),
-        "--placements",
-        "pre",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    small = ["--steps", "2", "--lrs", "1e-3", "--length", "40", "--batch", "2", "--eval-windows", "4", "--jobs", "1"]
+    words = f"compare --preset tiny --data {corpus.path} --placements pre post --out {tmp_path / 'o'} --jobs 1".split()
+    small = ["--steps", "40", "--lrs", "1e-2", "--length", "40", "--batch", "4", "--eval-windows", "4", "--seeds", "0"]
     assert main([*words, *small]) == 0
     results = json.loads((tmp_path / "o" / "results.json").read_text())
     windows = Windows(corpus.train, length=40)
-    counted = int(windows.mask(0, 4)[:, 1:].sum())
+    counted = int(windows.mask(0, 40 * 4)[:, 1:].sum())
     assert {trial["labelled_tokens"] for trial in results["trials"]} == {counted}
     assert results["corpus"]["num_labels_train"] == corpus.num_labels["train"]
 
@@ -187,3 +178,29 @@ def test_a_run_is_not_taken_up_with_other_labels(corpus, tmp_path, capsys):
     shutil.rmtree(out / "checkpoints" / "step-2")
     assert main(["train", f"data.corpus={other.path}", "--out", str(out), "--resume"]) == 2
     assert "`data` is other text now" in capsys.readouterr().err
+
+
+def test_a_summary_is_a_mean_over_tokens(tmp_path):
+    """Windows of 1 and 9 labels: the mean of their losses is no mean over tokens."""
+    losses, labels = {"pre": [4.0, 2.0, 3.0, 1.0], "post": [3.0, 2.5, 3.0, 1.5]}, [1, 9, 1, 9]
+    trials = []
+    for label, by_window in losses.items():
+        for seed in range(2):
+            mean = float(np.average(by_window, weights=labels)) + seed
+            trial = {
+                "id": f"{label}-{seed}",
+                "label": label,
+                "placement": label,
+                "options": {},
+                "lr": 1.0,
+                "seed": seed,
+            }
+            trial |= {"val_loss": mean, "test_loss": mean, "test_bits_per_byte": None, "status": "ok"}
+            (tmp_path / trial["id"]).mkdir()
+            written = {"loss": [loss + seed for loss in by_window], "labels": labels, "document": [0, 0, 1, 1]}
+            (tmp_path / trial["id"] / "test_windows.json").write_text(json.dumps(written))
+            trials.append(trial)
+    rows = {row["label"]: row for row in summarize(trials, tmp_path, Design((0, 1)))["summary"]}
+    assert rows["post"]["difference"]["mean"] == pytest.approx((-1 * 1 + 0.5 * 9 + 0.5 * 9) / 20, rel=SAME_64)
+    for row in rows.values():
+        assert np.mean(row["test_loss_ci"]) == pytest.approx(row["test_loss_mean"], rel=SAME_64)

@@ -25,7 +25,7 @@ def answers(count: int = 60, seed: int = 0) -> list[dict[str, Any]]:
     return [{"prompt": f"Q{number} {words}\nAnswer:", "completion": " yes é!"} for number, words in enumerate(noise)]
 
 
-def conversations(count: int = 60, ragged: bool = True) -> list[dict[str, Any]]:
+def conversations(count: int = 60) -> list[dict[str, Any]]:
     """Two turns each; a system message in every third, a field that the template does not read in every second."""
     made = []
     for number in range(count):
@@ -33,7 +33,7 @@ def conversations(count: int = 60, ragged: bool = True) -> list[dict[str, Any]]:
         for turn in range(2):
             messages.append({"role": "user", "content": f"What is {number} plus {turn}?"})
             messages.append({"role": "assistant", "content": f"It is {number + turn}."})
-        messages[-1] |= {"name": "Ada"} if ragged and number % 2 else {}
+        messages[-1] |= {"name": "Ada"} if number % 2 else {}
         made.append({"messages": messages})
     return made
 

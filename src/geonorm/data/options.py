@@ -55,7 +55,8 @@ class PrepareConfig:
     dedup: _Dedup = None
     """Leave out copies (exact: blanks and case make no difference) or near-duplicates as well (near)"""
     text_column: str = "text"
-    """Field of JSON and column of Parquet that holds the text"""
+    """Field of JSON and column of Parquet that holds the text; where there is no 'text', a 'prompt' without labels and
+    the 'completion' to learn are read, or 'messages' of which those of the assistant are learned"""
     max_documents: _Count = None
     """Read only the first so many documents"""
     skip_unreadable: bool = False

@@ -83,7 +83,8 @@ def prepare(
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
-        text_column: the column of JSON and Parquet files that holds the text.
+        text_column: the column of JSON and Parquet files that holds the text. Where it is the default and there is no
+            such column, ``prompt`` and ``completion`` are read, or ``messages``; see docs/data.md.
         tokenizer: an existing one in place of a trained one, see `geonorm.data.pretrained.open_tokenizer`.
         eos: spelling of its end-of-text token, where the files beside it do not say.
         workers: processes that encode; with more than one, a script has to call this under
