@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
             _complain("interrupted")
         if arguments is None:
             request.ignore_further()
-        return code
+        # Somebody else may have asked while what the first had asked for was done.
+        return request.code if code == INTERRUPTED and request.code else code
 
 
 def _run(arguments: list[str] | None, request: StopRequest) -> int:

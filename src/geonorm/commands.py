@@ -82,7 +82,7 @@ def train(
         data: in place of the recipe's text: a folder made by geonorm prepare, or what that command takes
         out: folder for checkpoints, metrics and result
         resume: go on with what the folder holds; starts anew where it holds nothing
-        overwrite: delete the run that the folder holds, and start anew
+        overwrite: replace the run that the folder holds; files that it did not write stay
         parallel: over the ranks that torchrun started; short for parallel=...
         show: print the resolved recipe and stop
     """

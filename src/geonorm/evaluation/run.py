@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from geonorm.evaluation.generation import GenerationSettings, generate
 from geonorm.evaluation.tasks import check_settings, evaluate_tasks
 from geonorm.evaluation.text import check_window, perplexity
 from geonorm.models.load import load_model
+from geonorm.ops import which
 from geonorm.storage import write_json
 
 
@@ -27,7 +29,7 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
     """Evaluate a model, print tables, write the JSON file if one is asked for.
 
     Returns:
-        What the file holds: ``model``, ``placement`` (None for a stock model), ``settings``, ``text`` (fields of
+        What the file holds: ``model``, ``placement`` (None for a stock model), ``step`` (implementation), ``settings``, ``text`` (fields of
         :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
     """
     if not config.tasks and not config.text:
@@ -50,6 +52,7 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
         "class": type(model).__name__,
         "placement": placement,
         "placement_options": getattr(model.config, "placement_options", None),
+        "step": which(torch.empty(1, 1, device=model.device)),
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(config).items()},
         "text": None,
         "tasks": [],

@@ -75,6 +75,7 @@ class Trial:
             "tokens_per_second": None,
             "peak_memory_bytes": None,
             "code": None,
+            "step": None,
             **measured,
         }
 

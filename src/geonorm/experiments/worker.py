@@ -20,6 +20,7 @@ from geonorm.errors import UserError
 from geonorm.experiments.environment import code_version
 from geonorm.experiments.process import WATCH_FLAG, end_with_parent
 from geonorm.experiments.trials import METRICS, RESULT, SPEC, TEST_WINDOWS, Trial
+from geonorm.ops import which
 from geonorm.storage import write_json
 from geonorm.training.loop import Data, Loop, Outcome
 from geonorm.training.metrics import MetricsFile
@@ -106,6 +107,7 @@ def _result(trial: Trial, outcome: Outcome, num_parameters: int, device: torch.d
         tokens_per_second=outcome.tokens / outcome.seconds,
         peak_memory_bytes=peak_memory(device),
         code=code_version(),
+        step=which(torch.empty(1, 1, device=device)),
     )
 
 

@@ -22,6 +22,7 @@ from geonorm.inspection.measure import QUANTITIES, Inspection, inspect_model
 from geonorm.inspection.text import Text, TokenWindows, make_windows, read_text
 from geonorm.models.load import load_model
 from geonorm.models.source import check_source
+from geonorm.ops import which
 from geonorm.storage import write_json
 
 RESULTS = "inspection.json"
@@ -67,7 +68,7 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
                      "special_tokens": config.special_tokens, "gradients": config.gradients},
         "models": models,
         "command": command_line(config),
-        "environment": _environment(),
+        "environment": _environment(config.device),
     }  # fmt: skip
     config.out.mkdir(parents=True, exist_ok=True)
     write_json(config.out / RESULTS, results)
@@ -189,10 +190,11 @@ def _law_dict(laws: dict[str, tuple[LawFits, LawFits]]) -> dict[str, Any]:
     }
 
 
-def _environment() -> dict[str, str]:
+def _environment(device: str) -> dict[str, str]:
     return {
         "geonorm": geonorm.__version__,
         "torch": torch.__version__,
+        "step": which(torch.empty(1, 1, device=device)),
         "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,14 @@ from geonorm.training.config import RunConfig
 CONFIG, RUN, METRICS, RESULT = "config.yaml", "run.json", "metrics.jsonl", "result.json"
 CHECKPOINTS, MODEL, TENSORBOARD = "checkpoints", "model", "tensorboard"
 _LOCK = ".lock"
+# All that a run writes, as patterns; what else lies in the folder is somebody else's.
+_WRITTEN = (
+    *(pattern for name in (CONFIG, METRICS, RESULT) for pattern in (name, f"{name}.*.partial")),
+    *(f"{RUN}.*.partial", f"{TENSORBOARD}/events.out.tfevents.*"),
+    *(f"{MODEL}/{name}" for name in ("config.json", "generation_config.json", "tokenizer.json", "facts.json")),
+    *(f"{CHECKPOINTS}/{name}" for name in ("step-*", "damaged-step-*", ".partial-*")),
+)
+_WRITTEN_IN_CHECKPOINTS = ("*.safetensors", "manifest.json", "manifest.json.*.partial")
 # What does not change the result of a run, or only its rounding.
 _FREE = (
     *("evaluation.", "sampling.", "checkpoint.", "tracking.", "data.sources", "data.corpus", "data.text_column"),
@@ -78,18 +86,13 @@ class RunFolder:
         held = [path for path in self.out.iterdir() if path.name != _LOCK and path.suffix != ".partial"]
         if held and not (resume or overwrite):
             raise UserError(
-                f"`out` {self.out} is not empty; add --resume to go on with what it holds, --overwrite to delete it, "
-                "or name another folder"
+                f"`out` {self.out} is not empty; add --resume to go on with the run that it holds, --overwrite to "
+                "replace that run, or name another folder"
             )
-        if held and not (self.out / RUN).exists():
-            raise UserError(f"`out` {self.out} holds no training run ({RUN} is missing); name another folder")
-        if held and overwrite:
-            for path in held:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self.run = _read_record(self.out) if held else {}
         # Written second and before the first step, so without it there is nothing to go on with.
         self.is_new = not held or overwrite or not (self.out / CONFIG).exists()
-        self.run = {} if self.is_new else _read_json(self.out / RUN)
-        self.id = uuid.uuid4().hex[:12] if self.is_new else str(self.run.get("id"))
+        self.id = uuid.uuid4().hex[:12] if self.is_new else str(self.run["id"])
         self.latest: int | None = None
         if not self.is_new:
             saved = recipe.load([self.out / CONFIG])
@@ -108,23 +111,73 @@ class RunFolder:
                     "resume it, or name another folder"
                 )
 
-    def begin(self, fingerprint: str, num_labels: dict[str, int]) -> None:
-        """Write down what is being run; before this, a start that failed leaves the folder empty.
+    def begin(self, fingerprint: str, num_labels: dict[str, int], step: str, num_bytes: int) -> None:
+        """Write down what is being run, and remove what a run before it has written, if it is not gone on with.
+
+        Before this a start that failed has changed nothing, so it comes after every check.
 
         Args:
             fingerprint: of the corpus; num_labels: its tokens that have a label, by side.
+            step: name of the implementation of the step on the sphere.
+            num_bytes: size of a checkpoint.
 
         Raises:
-            UserError: the run in this folder was of other text.
+            UserError: the run in this folder was of other text, or a checkpoint does not fit the disk.
         """
         if not self.is_new and self.run.get("corpus") != fingerprint:
             raise UserError(
                 f"`data` is other text now than it was in {self.out}; give the same, or name another folder"
             )
-        facts = {"id": self.id, "corpus": fingerprint, "geonorm": geonorm.__version__, "torch": torch.__version__}
-        write_json(self.out / RUN, {**facts, "num_labels": num_labels})
+        self._check_disk(num_bytes)
+        before = [] if self.is_new else list(self.run.get("step", []))
+        facts = {
+            "id": self.id,
+            "corpus": fingerprint,
+            "geonorm": geonorm.__version__,
+            "torch": torch.__version__,
+            "num_labels": num_labels,
+            # Implementations differ by rounding, and a resumed run may have another one.
+            "step": before if before[-1:] == [step] else [*before, step],
+        }
+        if self.is_new:
+            # Shows that the folder can be written to, before anything is removed.
+            write_json(self.out / RUN, self.run or facts)
+            # Without it there is nothing to go on with, so an end from here on leaves what the same command takes.
+            (self.out / CONFIG).unlink(missing_ok=True)
+            self._remove_written()
+        write_json(self.out / RUN, facts)
         recipe.save(self.out / CONFIG, self.config)
         (self.out / RESULT).unlink(missing_ok=True)
+
+    def _check_disk(self, num_bytes: int) -> None:
+        disk = shutil.disk_usage(self.out)
+        old = sum(path.lstat().st_size for path in self._written() if not path.is_dir()) if self.is_new else 0
+        # Some file systems do not tell.
+        if disk.total and disk.free + old < num_bytes:
+            raise UserError(
+                f"a checkpoint takes {num_bytes / 1e9:.3g} GB, but the disk of {self.out} has {disk.free / 1e9:.3g} GB "
+                "left; make room or name another folder"
+            )
+
+    def _written(self) -> Iterator[Path]:
+        """Every file that a run has written here, then the folders that it made, inner ones first."""
+        folders = [self.out / name for name in (MODEL, TENSORBOARD, CHECKPOINTS)]
+        for pattern in _WRITTEN:
+            for path in self.out.glob(pattern):
+                if path.is_symlink() or not path.is_dir():
+                    yield path
+                else:
+                    folders.insert(0, path)
+                    for inner in _WRITTEN_IN_CHECKPOINTS:
+                        yield from path.glob(inner)
+        yield from (folder for folder in folders if folder.is_dir() and not folder.is_symlink())
+
+    def _remove_written(self) -> None:
+        for path in list(self._written()):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
 
     def release(self) -> None:
         """Let another process have the folder."""
@@ -138,9 +191,20 @@ def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_record(out: Path) -> dict[str, Any]:
+    """What says that a folder holds a run of ours.
+
+    Raises:
+        UserError: nothing says so.
+    """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return dict(data)
-    except (OSError, ValueError, TypeError):
-        raise UserError(f"{path} is damaged; start anew with --overwrite, or name another folder") from None
+        record = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"`out` {out} holds no training run ({RUN} is missing); name another folder") from None
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("id", "corpus", "geonorm")):
+        raise UserError(
+            f"{out / RUN} is damaged or no record of geonorm train, so nothing in {out} is touched; name another folder"
+        )
+    return record

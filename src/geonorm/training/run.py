@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from geonorm.errors import UserError
+from geonorm.ops import which
 from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
 from geonorm.training import folder as places
@@ -38,12 +39,14 @@ from geonorm.training.setup import (
 )
 from geonorm.training.state import collect, restore, targets
 from geonorm.training.throughput import Throughput, flops_per_token, measured_peak, peak_memory
-from geonorm.training.trackers import open_trackers
+from geonorm.training.trackers import check_trackers, open_trackers
 
 OK, DIVERGED, MISTAKE = 0, 1, 2
 # What torch says when a process at the other end is gone; not all of it is a DistError.
 _LOST = re.compile(r"closed by peer|Connection reset|Broken pipe|gloo|NCCL|Socket|timed out", re.IGNORECASE)
 
+# Weights and two moments, in float32.
+_NUMBERS_KEPT = 3
 Say = Callable[[str], None]
 
 
@@ -53,7 +56,7 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
     Args:
         config: with its lengths filled in, see :func:`geonorm.training.folder.read_config`.
         out: folder of the run, which all ranks share.
-        resume: go on with what the folder holds; overwrite: delete it.
+        resume: go on with what the folder holds; overwrite: delete the files of the run that it holds, and no others.
 
     Returns:
         0 if the run came to its end; 1 if it diverged, or learned nothing in 100 steps or more; 75 if it was told to
@@ -128,7 +131,6 @@ class _Run:
         self.model = make_model(config, self.corpus)
         flops = flops_per_token(self.model, config.data.length)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        ranks.on_main(self._begin)
         self.model.to(ranks.device)
         if config.gradient_checkpointing:
             recompute_blocks(self.model)
@@ -142,8 +144,9 @@ class _Run:
             keep_every=config.checkpoint.keep_every,
             background=ranks.device.type == "cuda" if background is None else background,
         )
-        progress, num_bytes = self._restore()
         peak = measured_peak(ranks.device, config.precision) if config.peak_flops == -1 else config.peak_flops
+        ranks.on_main(self._begin)
+        progress, num_bytes = self._restore()
         throughput = Throughput(flops, peak, ranks, progress.step, progress.seconds)
         ranks.on_main(lambda: self._open_reporter(throughput, num_bytes))
         emit = self.reporter.emit if self.reporter is not None else lambda row: None
@@ -160,7 +163,12 @@ class _Run:
 
     def _begin(self) -> None:
         assert self.folder is not None
-        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels)
+        check_trackers(self.config.tracking)
+        # Under the compiler on a CPU the step is always the analytic one, see `geonorm.ops.which`.
+        compiled = self.config.compile and self.ranks.device.type == "cpu"
+        step = "autograd" if compiled else which(torch.empty(1, 1, device=self.ranks.device))
+        num_bytes = _NUMBERS_KEPT * 4 * self.num_parameters
+        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels, step, num_bytes)
         save_description(self.out / places.MODEL, self.model, self.corpus)
 
     def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:

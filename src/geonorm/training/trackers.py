@@ -39,6 +39,16 @@ def open_trackers(tracking: TrackingConfig, out: Path, settings: dict[str, Any],
     return [_OPENERS[name](tracking, out, settings, run) for name in tracking.trackers]
 
 
+def check_trackers(tracking: TrackingConfig) -> None:
+    """Check that every tracker's package is there, without opening any.
+
+    Raises:
+        UserError: one is not installed.
+    """
+    for name in tracking.trackers:
+        _package(*_PACKAGES.get(name, (name, name)))
+
+
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """Flatten a row of metrics into names such as ``train/loss`` and ``layers/angle/mlp/3``."""
     flat: dict[str, float] = {}
@@ -61,9 +71,12 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
     return flat
 
 
+_PACKAGES = {"tensorboard": ("torch.utils.tensorboard", "tensorboard")}
+
+
 class _TensorBoard:
     def __init__(self, tracking: TrackingConfig, out: Path, settings: dict[str, Any], run: str) -> None:
-        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        writer = _package(*_PACKAGES["tensorboard"]).SummaryWriter
         self._writer = writer(str(out / "tensorboard"))
 
     def log(self, step: int, values: dict[str, float]) -> None:
