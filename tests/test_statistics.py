@@ -1,4 +1,4 @@
-"""Summaries of trials: the choice of rates, intervals, paired differences."""
+"""Summaries of trials: the choice of rates, intervals over seeds and documents, verdicts."""
 
 from __future__ import annotations
 
@@ -7,114 +7,156 @@ import math
 import numpy as np
 import pytest
 
-from geonorm.experiments.statistics import best_lr, bootstrap_interval, summarize, t_interval
+from geonorm.experiments.rates import best_lr, is_tuned, untried_neighbours
+from geonorm.experiments.statistics import estimate, holm_levels
+from geonorm.experiments.summary import Design, summarize
 from geonorm.storage import write_json
 
+GRID = (5.66e-3, 8e-3, 1.13e-2)
+DOCUMENTS = [number // 3 for number in range(30)]
 
-def trial_result(label: str, lr: float, seed: int, loss: float | None, status: str = "ok") -> dict:
+
+def trial_result(label, lr, seed, loss, status="ok"):
     return {
         "id": f"{label}-{lr}-{seed}",
         "label": label,
-        "placement": label,
+        "placement": label.partition("(")[0],
         "options": {},
         "lr": lr,
         "seed": seed,
         "val_loss": loss,
-        "val_bits_per_byte": None if loss is None else loss / 2,
+        "test_loss": loss,
+        "test_bits_per_byte": None if loss is None else loss / 2,
         "status": status,
     }
 
 
-def test_best_rate_compares_shared_seeds_only():
-    trials = [
-        trial_result("pre", 1e-3, 0, 2.0),
-        trial_result("pre", 2e-3, 0, 2.1),
-        trial_result("pre", 1e-3, 1, 9.0),
-        trial_result("pre", 4e-3, 0, None, "diverged"),
-    ]
-    assert best_lr(trials) == 1e-3
-    assert best_lr(trials[3:]) is None
-    assert best_lr([]) is None
+def searched(label, losses, best=8e-3):
+    """Seed 0 at three rates, then seeds 1, 2, ... at the best one."""
+    trials = [trial_result(label, lr, 0, 2.0 + (lr != best)) for lr in GRID]
+    return trials + [trial_result(label, best, seed, loss) for seed, loss in enumerate(losses, start=1)]
 
 
-def test_a_row_that_lost_a_seed_says_so_and_does_not_lead(tmp_path):
-    """Whether one rate or several were tried: the survivors' mean is shown, marked, below every whole row."""
-    trials = [trial_result("pre", 1e-3, seed, 2.0 + seed / 10) for seed in range(3)]
-    trials += [trial_result("post", 1e-3, seed, loss) for seed, loss in ((0, 1.8), (1, 1.81))]
-    trials += [trial_result("post", 1e-3, 2, None, "diverged")]
-    trials += [trial_result("sandwich", lr, 0, loss) for lr, loss in ((1e-3, 1.7), (2e-3, 1.9))]
-    trials += [trial_result("sandwich", 1e-3, 1, None, "diverged"), trial_result("sandwich", 1e-3, 2, 1.72)]
-    rows = summarize(trials, tmp_path)
-    assert [row["label"] for row in rows] == ["pre", "sandwich", "post"]
-    assert [(row["num_seeds"], row["num_lost"]) for row in rows] == [(3, 0), (2, 1), (2, 1)]
-    assert rows[1]["val_loss_mean"] == pytest.approx(1.71)
-    assert rows[2]["val_loss_mean"] == pytest.approx(1.805)
+def write_windows(root, trials, documents=DOCUMENTS):
+    for trial in trials:
+        if trial["test_loss"] is not None:
+            (root / trial["id"]).mkdir()
+            loss = [trial["test_loss"] + number / 10 for number in documents]
+            write_json(root / trial["id"] / "test_windows.json", {"loss": loss, "document": documents})
 
 
-def test_a_rate_that_diverges_less_is_chosen_first():
-    trials = [trial_result("pre", 1e-3, seed, 2.0) for seed in range(2)]
-    trials += [trial_result("pre", 2e-3, 0, 1.5), trial_result("pre", 2e-3, 1, None, "diverged")]
-    assert best_lr(trials) == 1e-3
-    assert best_lr(trials[2:]) == 2e-3
+def test_the_choosing_seed_alone_chooses():
+    trials = [trial_result("pre", 1e-3, 0, 2.0), trial_result("pre", 2e-3, 0, 2.1), trial_result("pre", 2e-3, 1, 1.0)]
+    trials += [trial_result("pre", 4e-3, 0, None, "diverged")]
+    assert best_lr(trials, 0) == 1e-3
+    assert best_lr(trials, 1) == 2e-3
+    assert best_lr(trials[3:], 0) is None
 
 
-def test_summary_over_seeds(tmp_path):
-    pre, geo = [2.0, 2.1, 1.9], [1.9, 2.05, 1.8]
-    trials = [trial_result("pre", 1e-3, seed, loss) for seed, loss in enumerate(pre)]
-    trials += [trial_result("geonorm", 1e-3, seed, loss) for seed, loss in enumerate(geo)]
-    trials += [trial_result("post", 1e-3, seed, None, "failed") for seed in range(3)]
-    rows = summarize(trials, tmp_path)
-    assert [row["label"] for row in rows] == ["geonorm", "pre", "post"]
+def test_a_rate_is_tuned_once_both_neighbours_were_tried():
+    assert untried_neighbours(8e-3, [4e-3, 8e-3, 1.6e-2]) == [5.66e-3, 1.13e-2]
+    assert untried_neighbours(8e-3, [5.66e-3, 8e-3]) == [1.13e-2]
+    assert untried_neighbours(8e-3, GRID) == []
+    trials = searched("pre", [])
+    assert is_tuned(trials, 0)
+    assert not is_tuned(trials[:2], 0)
+    trials[2] = trial_result("pre", 1.13e-2, 0, None, "diverged")
+    assert is_tuned(trials, 0)
+    trials[2] = trial_result("pre", 1.13e-2, 0, None, "failed")
+    assert not is_tuned(trials, 0)
+
+
+def test_the_seed_that_chose_does_not_report(tmp_path):
+    trials = searched("pre", [3.0, 3.1, 3.2]) + searched("geonorm", [2.5, 2.61, 2.71])
+    write_windows(tmp_path, trials)
+    found = summarize(trials, tmp_path, Design((1, 2, 3), 0))
+    assert [row["label"] for row in found["summary"]] == ["geonorm", "pre"]
+    best, reference = found["summary"]
+    assert found["reference"] == "pre"
+    assert reference["test_loss_mean"] == pytest.approx(3.1)
+    assert (reference["num_seeds"], reference["best_lr"], reference["lrs_tried"]) == (3, 8e-3, list(GRID))
+    assert best["difference"]["mean"] == pytest.approx(-1.48 / 3)
+    assert (best["verdict"], best["no_verdict"]) == ("better", None)
+    assert reference["difference"] is reference["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"losses": [2.5]}, "reporting seeds shared with the reference: 1, needed: 3"),
+        ({"losses": [2.5, None, 2.7, 2.6]}, "a seed was lost"),
+        ({"grid": True}, "its learning rate was not searched to a factor of sqrt(2)"),
+        ({"documents": [0] * 15 + [1] * 15}, "documents in the windows of the test text: 2, needed: 8"),
+        ({"complete": False}, "the comparison is not finished"),
+    ],
+)
+def test_no_verdict_without_seeds_rates_documents_or_an_end(tmp_path, change, why):
+    geonorm = searched("geonorm", change.get("losses", [2.5, 2.6, 2.7]))
+    geonorm = [{**one, "status": "diverged"} if one["val_loss"] is None else one for one in geonorm]
+    if change.get("grid"):
+        geonorm = [one for one in geonorm if one["lr"] != 5.66e-3]
+    trials = searched("pre", [3.0, 3.1, 3.2, 3.1]) + geonorm
+    write_windows(tmp_path, trials, change.get("documents", DOCUMENTS))
+    design = Design((1, 2, 3, 4), 0, complete=change.get("complete", True))
+    row = next(row for row in summarize(trials, tmp_path, design)["summary"] if row["label"] == "geonorm")
+    assert row["verdict"] is None
+    assert row["no_verdict"] == why
+
+
+def test_a_row_that_lost_a_seed_does_not_lead(tmp_path):
+    trials = searched("pre", [3.0, 3.1, 3.2]) + searched("post", [2.0, 2.1])
+    trials += [trial_result("post", 8e-3, 3, None, "diverged")]
+    rows = summarize(trials, tmp_path, Design((1, 2, 3), 0))["summary"]
+    assert [(row["label"], row["num_seeds"], row["num_lost"]) for row in rows] == [("pre", 3, 0), ("post", 2, 1)]
+    assert rows[1]["test_loss_mean"] == pytest.approx(2.05)
+
+
+def test_the_reference_is_the_pre_norm_of_the_lowest_validation_loss(tmp_path):
+    trials = [trial_result("pre", 8e-3, 0, 3.0), trial_result("pre(normalize_entry=True)", 8e-3, 0, 2.9)]
+    trials += [trial_result("geonorm", 8e-3, 0, 2.8)]
+    assert summarize(trials, tmp_path, Design((0,)))["reference"] == "pre(normalize_entry=True)"
+    assert summarize(trials[2:], tmp_path, Design((0,)))["reference"] is None
+
+
+def test_seeds_alone_give_student_s_interval():
+    losses = np.array([2.0, 2.1, 1.9])
+    low, high = estimate(losses[:, None]).interval()
     # Student t with 2 degrees of freedom: 4.302653 times the standard error, worked by hand.
-    spread = 4.302653 * math.sqrt(0.01 / 3)
-    assert rows[1]["val_loss_ci"] == pytest.approx([2.0 - spread, 2.0 + spread], rel=1e-5)
-    differences = np.array(geo) - np.array(pre)
-    spread = 4.302653 * differences.std(ddof=1) / math.sqrt(3)
-    assert rows[0]["difference"]["mean"] == pytest.approx(differences.mean())
-    assert rows[0]["difference"]["ci"] == pytest.approx([differences.mean() - spread, differences.mean() + spread])
-    assert rows[0]["difference"]["kind"] == "paired seeds"
-    assert rows[1]["difference"] is None
-    assert rows[0]["behind_best"] is None
-    assert rows[1]["behind_best"]["mean"] == pytest.approx(-differences.mean())
-    assert rows[2]["val_loss_mean"] is None
-    assert rows[2]["num_failed"] == 3
+    half = 4.302653 * math.sqrt(0.01 / 3)
+    assert (low, high) == pytest.approx((2.0 - half, 2.0 + half), rel=1e-5)
+    assert estimate(losses[:1, None]).interval() is None
 
 
-def test_summary_of_one_seed_is_over_windows(tmp_path):
-    generator = np.random.default_rng(0)
-    shared = generator.normal(2.0, 0.5, 300)
-    for label, losses in (("pre", shared), ("geonorm", shared - 0.1 + generator.normal(0, 0.01, 300))):
-        folder = tmp_path / f"{label}-0.001-0"
-        folder.mkdir()
-        write_json(folder / "window_losses.json", losses.tolist())
-    rows = summarize([trial_result("pre", 1e-3, 0, 2.0), trial_result("geonorm", 1e-3, 0, 1.9)], tmp_path)
-    assert all(row["ci_kind"] == "windows" for row in rows)
-    wide = rows[0]["val_loss_ci"][1] - rows[0]["val_loss_ci"][0]
-    narrow = rows[0]["difference"]["ci"][1] - rows[0]["difference"]["ci"][0]
-    assert wide == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(300), rel=0.2)
-    assert narrow < wide / 20
-    assert rows[0]["difference"]["ci"][1] < 0
+def test_documents_widen_an_interval_and_never_narrow_it():
+    rng = np.random.default_rng(0)
+    documents = np.repeat(np.arange(10), 5)
+    for spread in (0.0, 1.0):
+        effect = spread * rng.normal(size=10)[documents]
+        losses = rng.normal(size=(4, 1)) * 0.1 + effect + rng.normal(size=(4, 50)) * 0.01
+        low, high = estimate(losses, documents).interval()
+        alone = estimate(losses.mean(axis=1, keepdims=True)).interval()
+        assert high - low >= (alone[1] - alone[0]) * (1 - 1e-9)
+        assert estimate(losses, documents).kind == "seeds and documents"
+    assert high - low > 2 * (alone[1] - alone[0])
 
 
-def test_reference_is_the_best_variant_of_pre(tmp_path):
-    variants = [
-        {**trial_result(f"pre({number})", 1e-3, 0, loss), "placement": "pre", "options": {"normalize_entry": True}}
-        for number, loss in enumerate((2.2, 2.1))
-    ]
-    geonorm = trial_result("geonorm", 1e-3, 0, 2.0)
-    rows = summarize([*variants, geonorm], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre(1)"
-    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 3.0)], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre(1)"
-    rows = summarize([*variants, geonorm, trial_result("pre", 1e-3, 0, 2.05)], tmp_path)
-    assert rows[0]["difference"]["reference"] == "pre"
-    assert summarize([geonorm], tmp_path)[0]["difference"] is None
+def test_one_seed_is_a_bootstrap_over_whole_documents():
+    documents = np.repeat(np.arange(20), 4)
+    losses = np.random.default_rng(1).normal(size=20)[documents][None]
+    found = estimate(losses, documents)
+    assert found.kind == "documents"
+    half = 1.96 * losses.std() / math.sqrt(20)
+    assert found.interval()[1] - found.interval()[0] == pytest.approx(2 * half, rel=0.25)
+    assert found.interval() == estimate(losses, documents).interval()
+    assert found.p_value() == 1
 
 
-def test_intervals_at_the_edges():
-    assert t_interval([1.0]) is None
-    assert t_interval([1.0, 1.0]) == [1.0, 1.0]
-    assert bootstrap_interval(np.array([1.0])) is None
-    assert bootstrap_interval(np.ones(5)) is None
-    values = np.arange(50.0)
-    assert bootstrap_interval(values) == bootstrap_interval(values)
+def test_a_mean_is_over_labels_where_windows_have_different_numbers_of_them():
+    losses = np.array([[1.0, 3.0], [2.0, 4.0]])
+    assert estimate(losses, np.array([0, 1]), np.array([3, 1])).mean == pytest.approx((1.5 + 2.5) / 2)
+
+
+def test_holm_stops_at_the_first_that_is_not_rejected():
+    assert holm_levels([0.01, 0.04, 0.03]) == pytest.approx([1 - 0.05 / 3, 1 - 0.05 / 2, 1 - 0.05 / 2])
+    assert holm_levels([0.001, 0.02, 0.04]) == pytest.approx([1 - 0.05 / 3, 1 - 0.05 / 2, 0.95])
+    assert holm_levels([]) == []
