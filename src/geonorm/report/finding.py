@@ -50,9 +50,10 @@ def describe(results: Results) -> Finding:
     losses = _losses(done, rows)
     if len(done) == 1:
         name = prose_name(done[0], rows)
-        others = [f"No trial of {listing([prose_name(row, rows) for row in rows if row not in done])} finished."]
-        headline = f"Only {name} finished" if len(rows) > 1 else f"The loss of {name}"
-        return Finding(f"{headline}; there is nothing to compare it with", losses + others[: len(rows) - 1], doubts)
+        unfinished = [prose_name(row, rows) for row in rows if row not in done]
+        others = [f"No trial of {listing(unfinished)} finished."] if unfinished else []
+        headline = f"Only {name} finished" if unfinished else f"The loss of {name}"
+        return Finding(f"{headline}; there is nothing to compare it with", losses + others, doubts)
     judged = [row for row in done if row.verdict]
     if not judged:
         headline = f"Test losses of {rows_counted(done)}, without a verdict"
