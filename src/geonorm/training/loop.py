@@ -291,8 +291,8 @@ def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, 
     """How a run that came to its last step has ended: status and, where that is not ``"ok"``, the reason.
 
     ``"diverged"``: the last step was skipped, the loss is not finite, or it is no better than guessing and lies more
-    than 0.5 nats above guessing or above the lowest of the latest training losses. ``"unlearned"``: it is no better
-    than guessing otherwise, as after a few steps. No better than guessing is a loss above ``log(vocab_size) - 0.05``.
+    than 0.5 nats above the lowest of the latest training losses, or above guessing after the first steps.
+    ``"unlearned"``: it is no better than guessing otherwise, as after a few steps. No better than guessing is a loss above ``log(vocab_size) - 0.05``.
     """
     guess = math.log(vocab_size)
     if progress.in_a_row:
@@ -301,7 +301,9 @@ def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, 
         return "diverged", "the validation loss is not finite"
     if val_loss <= guess - LEARNED:
         return "ok", ""
-    rose = val_loss > min([guess, *progress.recent]) + RISE
+    # While the first losses are among the latest they tell where the model started, which may be above guessing.
+    begun = 0 < len(progress.recent) < (progress.recent.maxlen or 0)
+    rose = val_loss > min(progress.recent if begun else [guess, *progress.recent]) + RISE
     reason = f"the validation loss {val_loss:.3f} is no better than guessing ({guess:.3f})"
     return ("diverged" if rose else "unlearned"), reason
 
