@@ -292,7 +292,8 @@ def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, 
 
     ``"diverged"``: the last step was skipped, the loss is not finite, or it is no better than guessing and lies more
     than 0.5 nats above the lowest of the latest training losses, or above guessing after the first steps.
-    ``"unlearned"``: it is no better than guessing otherwise, as after a few steps. No better than guessing is a loss above ``log(vocab_size) - 0.05``.
+    ``"unlearned"``: it is no better than guessing otherwise, as after a few steps. No
+    better than guessing is a loss above ``log(vocab_size) - 0.05``.
     """
     guess = math.log(vocab_size)
     if progress.in_a_row:
