@@ -10,7 +10,7 @@ from torch import func
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from geonorm import ops, sphere_step
-from step_tools import CPP, IMPLS, TRITON, every_retraction, rows
+from step_tools import CPP, IMPLS, TRITON, both, every_retraction, rows
 from tolerances import SAME_64, step_bound, worst
 
 WAYS = [*(impl for impl in IMPLS if impl != "cpp"), CPP, "auto", pytest.param("auto with kernels", marks=CPP.marks)]
@@ -30,7 +30,7 @@ def impl(request, monkeypatch):
 
 def inputs(dtype=torch.float64):
     """Rows with every size of update; the last has none along the sphere."""
-    x, u, alpha = rows(4, 5, dtype=dtype), rows(4, 5, dtype=dtype), torch.tensor([0.8], dtype=dtype, requires_grad=True)
+    x, u, alpha = rows(4, 3, dtype=dtype), rows(4, 3, dtype=dtype), torch.tensor([0.8], dtype=dtype, requires_grad=True)
     with torch.no_grad():
         u[0] = 6 * x[0] + u[0]
         u[1] *= 1e-3
@@ -42,10 +42,10 @@ def inputs(dtype=torch.float64):
 # --- against finite differences -------------------------------------------------------------------------------------
 
 
-@every_way
+@both
 @every_retraction
 def test_gradcheck(retraction, impl):
-    for max_angle, radius in ((None, None), (0.3, None), (1.2, 3.0), (None, 3.0)):
+    for max_angle, radius in ((None, None), (0.3, 3.0), (1.2, None)):
 
         def step(*values, max_angle=max_angle, radius=radius):
             return sphere_step(*values, retraction=retraction, max_angle=max_angle, radius=radius, impl=impl)
@@ -53,7 +53,7 @@ def test_gradcheck(retraction, impl):
         assert gradcheck(step, inputs(), check_forward_ad=True, check_batched_grad=True)
 
 
-@every_way
+@both
 @every_retraction
 def test_gradgradcheck(retraction, impl):
     for max_angle, radius in ((None, None), (0.3, 3.0)):
@@ -217,8 +217,8 @@ def test_zero_rows_have_zero_second_derivatives_and_leave_the_others_alone(impl)
 # --- compiled, and the operations by their own names ----------------------------------------------------------------
 
 
-@every_way
-@pytest.mark.parametrize("name", ["grad", "jvp", "hessian"])
+@pytest.mark.parametrize("impl", ["auto", "op", CPP])
+@pytest.mark.parametrize("name", ["jvp", "jvp of grad"])
 def test_a_compiled_transform(name, impl):
     f, x, direction = cubes(impl)
     ask = {**FIRST, **SECOND}[name]
@@ -227,7 +227,7 @@ def test_a_compiled_transform(name, impl):
     assert worst(compiled(x), ask(f, x, direction)) <= SAME_64
 
 
-@every_way
+@pytest.mark.parametrize("impl", ["auto", CPP])
 def test_a_transform_of_what_was_compiled_before(impl):
     f, x, direction = cubes(impl)
     torch._dynamo.reset()

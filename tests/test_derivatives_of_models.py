@@ -12,7 +12,7 @@ from family_models import PLACEMENTS, VOCABULARY, prompts, rewired_model
 from geonorm import ops, sphere_step
 from geonorm.placements import Wiring
 from step_tools import CPP
-from tolerances import SAME_64, worst
+from tolerances import EPS, SAME_64, worst
 
 
 @pytest.fixture(params=["without kernels", pytest.param("with kernels", marks=CPP.marks)])
@@ -56,7 +56,8 @@ def test_hessian_vector_product_of_a_rewired_model(kernels, monkeypatch):
     assert any("alpha" in name and bool(value.any()) for name, value in want.items())
     for name, value in want.items():
         assert worst(got[name], value) <= SAME_64, name
-        assert worst(forward_over_reverse[name], value) <= SAME_64, name
+        # Another order of the same operations, and Llama's own norms and softmax work in float32 in any model.
+        assert worst(forward_over_reverse[name], value) <= 8 * EPS[torch.float32], name
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
