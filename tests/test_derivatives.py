@@ -235,13 +235,18 @@ def test_a_transform_of_what_was_compiled_before(impl):
     compiled(x), compiled(x.clone().requires_grad_()).backward()
     for name in ("jvp", "grad"):
         assert worst(FIRST[name](compiled, x, direction), FIRST[name](f, x, direction)) <= SAME_64
-    for name, ask in (("dual numbers", forward_mode), ("create_graph", second_derivative_by_hand)):
+    for ask in (forward_mode, second_derivative_by_hand):
         try:
             got = ask(compiled, x, direction)
         except RuntimeError as error:
-            assert any(words in str(error) for words in ("double backward", "forward-mode")), name
-        else:
-            assert worst(got, ask(f, x, direction)) <= SAME_64
+            got = str(error)
+        want = ask(f, x, direction)
+        assert refused(got) if isinstance(got, str) else worst(got, want) <= SAME_64
+
+
+def refused(message):
+    """PyTorch has no second backward for what it compiled; a closed operation in a graph has no forward mode."""
+    return "double backward" in message or "no forward-mode derivative" in message
 
 
 @pytest.mark.parametrize("name", ["sphere_step", pytest.param("sphere_step_cpp", marks=CPP.marks)])

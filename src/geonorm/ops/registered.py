@@ -127,14 +127,16 @@ def _compose(operation: str, step: Any, backward: Any) -> None:
 
 
 def _composed_step(x: Tensor, u: Tensor, alpha: Tensor | None, step: float, *options: Any) -> Tensor:
-    y = sphere_step_reference(x, u, step if alpha is None else alpha, *options[:3])
-    return y.contiguous()
+    exponent, max_angle, radius, *_ = options
+    return sphere_step_reference(x, u, step if alpha is None else alpha, exponent, max_angle, radius).contiguous()
 
 
 def _composed_backward(
     g: Tensor, x: Tensor, u: Tensor, alpha: Tensor | None, step: float, *options: Any
 ) -> tuple[Tensor, ...]:
-    grads = autograd.step_backward(g, x, u, step if alpha is None else alpha, *options[:3], options[-1])
+    exponent, max_angle, radius, *_, needs = options
+    size = step if alpha is None else alpha
+    grads = autograd.step_backward(g, x, u, size, exponent, max_angle, radius, needs)
     return tuple(x.new_empty(0) if value is None else value.contiguous() for value in grads)
 
 
