@@ -9,7 +9,7 @@ import mp_step
 from geonorm import UserError, sphere_step
 from geonorm.ops import IMPLEMENTATIONS, build_cpu
 from geonorm.ops.availability import why_not_triton
-from tolerances import spacing, step_bound
+from tolerances import EPS, spacing, step_bound
 
 
 def why_cpp_is_not_tested():
@@ -106,3 +106,14 @@ def check_half_precision(dtype, retraction, impl, device="cpu", size=1.0, max_an
         assert bool((error <= spacing(exact, dtype) + noise).all()), name
         rounding = (exact.to(dtype).double() - exact).norm()
         assert float(error.norm()) <= 2 * float(rounding), name
+
+
+def check_radius_along_the_row(step, dtype, dim, device="cpu"):
+    """``|y| = |x|`` where u lies ever more along x: 4 eps sqrt(d), and the rounding of y where that is coarser."""
+    for times in (1, 4, 10, 100, 1e4, 1e6):
+        x, v = (rows(64, dim, dtype=dtype, grad=False) for _ in range(2))
+        # In float32, whatever the dtype of x: bfloat16 would keep nothing of v beside 1000 x.
+        for u in (times * x.double() + v.double(), -times * x.double() + v.double()):
+            y = step(x.to(device), u.float().to(device)).cpu().double()
+            error = (y.norm(dim=-1) / x.double().norm(dim=-1) - 1).abs().max()
+            assert float(error) <= max(step_bound(torch.float32, dim), EPS[dtype] / 2), times

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 import mp_step
 from geonorm import geometry, sphere_step
@@ -53,41 +52,6 @@ def test_shared_reference_rows(shared_oracle, impl):
         for name, value in zip(("y", "grad_x", "grad_u", "grad_alpha"), got, strict=True):
             want = torch.tensor(row[name], dtype=torch.float64).reshape(value.shape)
             assert worst(value, want) <= ORACLE_64, (row["retraction"], row["regime"], name)
-
-
-@both
-@every_retraction
-@pytest.mark.parametrize("radius", [None, 3.0])
-@pytest.mark.parametrize("max_angle", [None, 0.3, 1.2])
-def test_gradcheck(retraction, max_angle, radius, impl):
-    x, u, alpha = rows(4, 5), rows(4, 5), torch.tensor([0.8], dtype=torch.float64, requires_grad=True)
-    with torch.no_grad():
-        u[0] = 1.5 * x[0]
-        u[1] *= 1e-3
-        u[2] *= 5
-
-    def step(*inputs):
-        return sphere_step(*inputs, retraction=retraction, max_angle=max_angle, radius=radius, impl=impl)
-
-    assert gradcheck(step, (x, u, alpha))
-
-
-@every_retraction
-@pytest.mark.parametrize("max_angle", [None, 0.3])
-def test_gradgradcheck_of_the_reference(retraction, max_angle):
-    x, u, alpha = rows(2, 4), rows(2, 4), torch.tensor([0.8], dtype=torch.float64, requires_grad=True)
-
-    def step(*inputs):
-        return sphere_step(*inputs, retraction=retraction, max_angle=max_angle, impl="reference")
-
-    assert gradgradcheck(step, (x, u, alpha))
-
-
-def test_second_derivative_of_the_analytic_backward_raises_instead_of_lying():
-    x, u = rows(2, 4), rows(2, 4)
-    (first,) = torch.autograd.grad(sphere_step(x, u, impl="autograd").square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
 
 
 @both

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from geonorm import geometry, sphere_step
 from geonorm.ops import which
-from step_tools import CPP, K1_ROWS, check_extreme_rows, in_double, rows, step_and_gradients
+from step_tools import CPP, K1_ROWS, check_extreme_rows, check_radius_along_the_row, in_double, rows, step_and_gradients
 from tolerances import spacing, step_bound, worst
 
 
@@ -45,6 +45,11 @@ def test_updates_nearly_along_the_row(dtype, off, compiled):
     length = geometry.tangent(x.double(), u.double()).norm(dim=-1) + bound * u.double().norm(dim=-1)
     terms = float((g.double().norm(dim=-1) * length).sum())
     assert abs(float(got[3]) - float(want[3])) <= bound * terms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_radius_holds_however_far_u_lies_along_the_row(dtype, step):
+    check_radius_along_the_row(step, dtype, 64)
 
 
 def test_zero_rows_and_padding_of_nan_leave_the_others_alone(compiled):

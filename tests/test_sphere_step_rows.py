@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from geonorm import geometry, sphere_step
-from step_tools import both, every_retraction, in_double, rows, step_and_gradients
+from step_tools import (
+    both,
+    check_radius_along_the_row,
+    every_retraction,
+    in_double,
+    rows,
+    step_and_gradients,
+)
 from tolerances import EPS, RADIUS, REDUCED, SAME_64, step_bound, worst
 
 # --- rows keep to themselves ----------------------------------------------------------------------------------------
@@ -95,6 +102,25 @@ def test_updates_along_or_against_the_row_move_nothing(retraction, impl):
             assert bool(y.isfinite().all())
             # v is what the rounding of u, at most twice as long as x, leaves.
             assert worst(y, x) <= 4 * EPS[dtype]
+
+
+@both
+@pytest.mark.parametrize("max_angle", [None, 0.3])
+@pytest.mark.parametrize("dim", [64, 256, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_radius_holds_however_far_u_lies_along_the_row(dtype, dim, max_angle, impl):
+    check_radius_along_the_row(lambda x, u: sphere_step(x, u, max_angle=max_angle, impl=impl), dtype, dim)
+
+
+@both
+@pytest.mark.parametrize("times", [1e2, 1e4])
+def test_gradients_where_u_lies_along_the_row(times, impl):
+    x, v, g = (rows(20, 64, dtype=torch.float32, grad=False) for _ in range(3))
+    u = (times * x.double() + v.double()).float()
+    got, want = step_and_gradients(x, u, 0.8, g, impl=impl), in_double(x, u, 0.8, g)
+    # Relative to |u| / |x|, by which the rounding of u counts in v and the gradient by u in that by x.
+    for value, exact in zip(got[:3], want[:3], strict=True):
+        assert worst(value, exact) <= times * step_bound(torch.float32, 64)
 
 
 # --- shapes, layouts, what gets a gradient --------------------------------------------------------------------------

@@ -153,6 +153,22 @@ def test_half_of_a_batch_has_no_tangent_part():
     assert worst(got[0][::2], x[::2]) <= EPS[torch.float32] * 8
 
 
+@walks(256)
+@pytest.mark.parametrize("dim", [64, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_radius_holds_however_far_u_lies_along_the_row(dtype, dim, walk):
+    step_tools.check_radius_along_the_row(lambda x, u: sphere_step(x, u, impl="triton"), dtype, dim, DEVICE)
+
+
+@walks(16)
+def test_gradients_where_u_lies_along_the_row(walk):
+    x, v, g = (rows(20, 64) for _ in range(3))
+    u = 100 * x + v
+    got, want = triton_step(x, u, 0.8, g), in_double(x, u, 0.8, g)
+    for value, exact in zip(got[:3], want[:3], strict=True):
+        assert worst(value, exact) <= 100 * step_bound(torch.float32, 64)
+
+
 # --- shapes, layouts, what gets a gradient --------------------------------------------------------------------------
 
 

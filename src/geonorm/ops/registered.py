@@ -16,8 +16,10 @@ from torch import Tensor
 
 from geonorm.geometry import retraction_exponent
 from geonorm.ops import autograd
+from geonorm.ops.reference import sphere_step_reference
 from geonorm.ops.transforms import needs_composition, refuse_tangents
 
+_library = torch.library.Library("geonorm", "FRAGMENT")
 _OPTIONS = "Tensor? alpha, float step, float exponent, float? max_angle, float? radius, bool triton"
 
 
@@ -115,6 +117,32 @@ def _backward_by(operation: Any) -> Any:
 _sphere_step.register_autograd(_backward_by(_sphere_step_backward), setup_context=_setup_context)
 
 
+def _compose(operation: str, step: Any, backward: Any) -> None:
+    """Have the transforms of ``torch.func`` see torch's own functions in the place of an operation and its backward.
+
+    They would refuse it, or drop a forward tangent without a word.
+    """
+    _library.impl(operation, step, "FuncTorchDynamicLayerFrontMode")
+    _library.impl(f"{operation}_backward", backward, "FuncTorchDynamicLayerFrontMode")
+
+
+def _composed_step(x: Tensor, u: Tensor, alpha: Tensor | None, step: float, *options: Any) -> Tensor:
+    exponent, max_angle, radius, *_ = options
+    return sphere_step_reference(x, u, step if alpha is None else alpha, exponent, max_angle, radius).contiguous()
+
+
+def _composed_backward(
+    g: Tensor, x: Tensor, u: Tensor, alpha: Tensor | None, step: float, *options: Any
+) -> tuple[Tensor, ...]:
+    exponent, max_angle, radius, *_, needs = options
+    size = step if alpha is None else alpha
+    grads = autograd.step_backward(g, x, u, size, exponent, max_angle, radius, needs)
+    return tuple(x.new_empty(0) if value is None else value.contiguous() for value in grads)
+
+
+_compose("sphere_step", _composed_step, _composed_backward)
+
+
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> Any:
     raise RuntimeError("geonorm::sphere_step_cpp_backward has no derivative; geonorm.sphere_step has, of any order")
 
@@ -128,6 +156,7 @@ def register_cpp() -> None:
         "geonorm::sphere_step_cpp", _backward_by(library.sphere_step_cpp_backward), setup_context=_setup_context
     )
     torch.library.register_autograd("geonorm::sphere_step_cpp_backward", _no_second_derivative)
+    _compose("sphere_step_cpp", _composed_step, _composed_backward)
 
 
 def _call(

@@ -29,7 +29,11 @@ def refuse_tangents(name: str, *values: Any) -> None:
     Raises:
         RuntimeError: names the function that is right there.
     """
-    if has_tangent(*values):
+    try:
+        found = has_tangent(*values)
+    except RuntimeError:  # In a compiled graph PyTorch cannot take a tensor apart there.
+        found = True
+    if found:
         raise RuntimeError(f"an operation below geonorm.{name} has no forward-mode derivative; geonorm.{name} has")
 
 
