@@ -48,7 +48,9 @@ def check_unicode(name: str, value: object) -> None:
     try:
         str(value).encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(f"`{name}` {value} is not UTF-8; give it in UTF-8, and rename what has such a name") from None
+        raise UserError(
+            f"`{name}` {value} is not UTF-8; give it in UTF-8 (rename a file or folder of such a name)"
+        ) from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

@@ -10,10 +10,13 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file aside and rename it into place; a crash leaves the old file or the new one, never a part."""
+    """Write a UTF-8 file aside and rename it into place; a crash leaves the old file or the new one, never a part.
+
+    A name of a file that is not UTF-8, quoted in the text, stands with escapes.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

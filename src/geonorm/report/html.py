@@ -21,6 +21,7 @@ from geonorm.report.load import Run, load_run
 from geonorm.report.published import SOURCE, published_beside
 from geonorm.report.results import Results
 from geonorm.report.table import Cells, interval_kinds, median_of, summary_cells
+from geonorm.storage import write_text
 
 NBSP = "\N{NO-BREAK SPACE}"
 HEADINGS = {
@@ -93,7 +94,7 @@ def write_report(out_dir: Path) -> Path:
     try:
         with style.context():
             blocks = page_blocks(make_figures(run), figures_dir, HEADINGS)
-        path.write_text(render(run, describe(run.results), blocks), encoding="utf-8")
+        write_text(path, render(run, describe(run.results), blocks))
     except OSError as error:
         raise UserError(f"cannot write the report into {out_dir}: {error}") from None
     return path

@@ -75,7 +75,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"cannot read {where}{line}: {getattr(error, 'problem', None) or error}") from None
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"cannot read {where}{line}: {problem}") from None
 
 
 def write_yaml(data: Any) -> str:
