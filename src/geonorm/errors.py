@@ -48,9 +48,7 @@ def check_unicode(name: str, value: object) -> None:
     try:
         str(value).encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(
-            f"`{name}` {value} is not UTF-8; give it in UTF-8 (rename a file or folder of such a name)"
-        ) from None
+        raise UserError(f"`{name}` {value} is not UTF-8; give it in UTF-8, or rename the file or folder") from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
