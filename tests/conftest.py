@@ -74,16 +74,16 @@ def walk(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def full(tmp_path_factory):
-    """A reported run: five placements, three rates, two seeds; some diverged, one failed, metrics cut off or gone."""
+    """A reported run: five placements, three rates, four seeds; some diverged, one failed, metrics cut off or gone."""
     from geonorm.report import write_report
     from report_runs import build_results, write_run
 
     folder = tmp_path_factory.mktemp("full")
-    results = build_results(diverged=[("post", 0.008, None), ("deepnorm", None, None)], failed=[("sandwich", 0.002, 0)])
+    results = build_results(diverged=[("post", 0.00566, 0), ("deepnorm", None, None)], failed=[("sandwich", 0.004, 2)])
     write_run(folder, results)
     # A killed trial leaves half a line, and a trial may have lost its metrics.
-    metrics = folder / "trials" / "geonorm-lr0.004-seed0" / "metrics.jsonl"
+    metrics = folder / "trials" / "geonorm-decay=sqrt-lr0.004-seed1" / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"kind":"train","step":510,"lo')
-    (folder / "trials" / "pre-lr0.004-seed1" / "metrics.jsonl").unlink()
+    (folder / "trials" / "pre-lr0.004-seed2" / "metrics.jsonl").unlink()
     path = write_report(folder)
     return folder, results, path.read_text(encoding="utf-8")

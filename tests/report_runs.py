@@ -3,73 +3,108 @@
 from __future__ import annotations
 
 import json
-import statistics
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from scipy import stats
 
-from geonorm.report import summary_table, write_report
+from geonorm.experiments.rates import best_lr
+from geonorm.experiments.summary import Design, summarize
+from geonorm.experiments.trials import TEST_WINDOWS
+from geonorm.placements import parse
+from geonorm.report import parse_results, summary_table, write_report
+from geonorm.storage import write_json
 
-LOSSES = {"geonorm": 1.551, "pre": 1.590, "post": 1.600, "deepnorm": 1.589, "sandwich": 1.606}
-
-
-OPTIONS = {"geonorm": {"decay": "sqrt"}}
-
-
-EXTRA = {0.002: 0.075, 0.004: 0.0, 0.008: 0.06}
+LOSSES = {"geonorm:decay=sqrt": 1.551, "pre": 1.590, "post": 1.600, "deepnorm": 1.589, "sandwich": 1.606}
+# The best is surrounded by neighbours a factor of sqrt(2) away.
+EXTRA = {0.00283: 0.055, 0.004: 0.0, 0.00566: 0.05}
+DOCUMENTS = np.repeat(np.arange(10), 6)
 
 
 def build_results(
-    losses=None, lrs=(0.002, 0.004, 0.008), seeds=(0, 1), diverged=(), failed=(), reference="pre", options=None
+    losses=None,
+    lrs=tuple(EXTRA),
+    seeds=(0, 1, 2, 3),
+    diverged=(),
+    failed=(),
+    noise=0.004,
+    documents=DOCUMENTS,
+    tuned=(),
 ):
-    """Synthetic results as ``geonorm compare`` writes them.
+    """Results as ``geonorm compare`` writes them, of made-up trials.
 
-    ``diverged`` and ``failed`` hold ``(placement, lr, seed)``; None stands for any.
+    With several rates the first seed chooses, the others run at its choice and report. ``diverged`` and ``failed`` hold
+    ``(placement, lr, seed)``; None stands for any. ``noise`` is the spread over seeds.
     """
     rng = np.random.default_rng(0)
-    losses, options = losses or LOSSES, options or OPTIONS
+    shared = rng.normal(0, 0.3, len(documents))
 
     def hit(cases, *key):
         return any(all(want in (None, got) for want, got in zip(case, key, strict=True)) for case in cases)
 
-    trials = []
-    for name, base in losses.items():
-        for lr in lrs:
-            for seed in seeds:
-                loss = round(base + EXTRA[lr] * (3 if name == "post" else 1) + rng.normal(0, 0.004), 5)
-                status = "failed" if hit(failed, name, lr, seed) else "ok"
-                status = "diverged" if hit(diverged, name, lr, seed) else status
-                ok = status == "ok"
-                why = {"ok": "", "diverged": "loss was not finite at step 180", "failed": "out of memory <cpu>"}
-                trials.append(
-                    {
-                        "id": f"{name}-lr{lr}-seed{seed}",
-                        "label": name,
-                        "placement": name,
-                        "options": options.get(name, {}),
-                        "seed": seed,
-                        "lr": lr,
-                        "val_loss": loss if ok else None,
-                        "val_bits_per_byte": round(loss * 0.71, 5) if ok else None,
-                        "train_loss": round(loss - 0.12, 5) if ok else None,
-                        "num_parameters": 1_800_000,
-                        "tokens": 1_024_000 if ok else 368_640,
-                        "seconds": 210.0 + 9 * seed,
-                        "status": status,
-                        "message": why[status],
-                        "tokens_per_second": 4870.0 - 40 * len(name) if ok else None,
-                        "peak_memory_bytes": 812_000_000 + 3_000_000 * len(name),
-                    }
+    selection = seeds[0] if len(lrs) > 1 else None
+    with tempfile.TemporaryDirectory() as root:
+
+        def trial(text, base, lr, seed):
+            placement = parse(text)
+            name = placement.name
+            loss = round(base + EXTRA[lr] * (3 if name == "post" else 1) + rng.normal(0, noise), 5)
+            status = "failed" if hit(failed, name, lr, seed) else "ok"
+            status = "diverged" if hit(diverged, name, lr, seed) else status
+            ok = status == "ok"
+            why = {"ok": "", "diverged": "loss was not finite at step 180", "failed": "out of memory <cpu>"}
+            trial_id = f"{text.replace(':', '-')}-lr{lr}-seed{seed}"
+            if ok:
+                own = rng.normal(0, 0.01, len(documents))
+                by_window = loss + shared - shared.mean() + own - own.mean()
+                (Path(root) / trial_id).mkdir()
+                write_json(
+                    Path(root) / trial_id / TEST_WINDOWS, {"loss": list(by_window), "document": documents.tolist()}
                 )
-    summary = [summarise(name, trials, lrs, options.get(name, {})) for name in losses]
-    add_differences(summary, trials, reference)
-    summary.sort(key=lambda row: (row["val_loss_mean"] is None, row["val_loss_mean"] or 0))
+            return {
+                "id": trial_id,
+                "label": placement.label(),
+                "placement": name,
+                "options": placement.changed_options(),
+                "seed": seed,
+                "lr": lr,
+                "val_loss": loss + 0.02 if ok else None,
+                "val_bits_per_byte": (loss + 0.02) * 0.71 if ok else None,
+                "test_loss": loss if ok else None,
+                "test_bits_per_byte": round(loss * 0.71, 5) if ok else None,
+                "train_loss": round(loss - 0.12, 5) if ok else None,
+                "num_parameters": 1_800_000,
+                "tokens": 1_024_000 if ok else 368_640,
+                "seconds": 210.0 + 9 * seed,
+                "status": status,
+                "message": why[status],
+                "tokens_per_second": 4870.0 - 40 * len(name) if ok else None,
+                "peak_memory_bytes": 812_000_000 + 3_000_000 * len(name),
+            }
+
+        trials = []
+        for text, base in (losses or LOSSES).items():
+            if selection is None:
+                trials += [trial(text, base, lr, seed) for lr in lrs for seed in seeds]
+                continue
+            mine = [trial(text, base, lr, selection) for lr in lrs]
+            lr = best_lr(mine, selection)
+            trials += mine + [trial(text, base, lr, seed) for seed in seeds[1:] if lr is not None]
+        reporting = seeds if selection is None else seeds[1:]
+        summary = summarize(trials, Path(root), Design(tuple(reporting), selection, frozenset(tuned)))
     return {
+        "format": 2,
         "trials": trials,
-        "summary": summary,
+        **summary,
+        "rates": {
+            "source": "given" if selection is None else "searched",
+            "refined": selection is not None,
+            "selection_seed": selection,
+            "reporting_seeds": list(reporting),
+            "found": "",
+        },
         "environment": {
             "geonorm": "0.1.0",
             "torch": "2.13.0+cpu",
@@ -86,71 +121,14 @@ def build_results(
         },
         "corpus": {
             "name": "python standard library", "num_documents_train": 1200, "num_documents_val": 130,
-            "num_bytes_train": 8_100_000, "num_tokens_train": 3_900_000, "num_tokens_val": 410_000,
-            "bytes_per_token": 2.0769, "fingerprint": "9f2c41d07ab3",
+            "num_documents_test": 128, "num_groups_val": 130, "num_groups_test": 91, "num_bytes_train": 8_100_000,
+            "num_tokens_train": 3_900_000, "num_tokens_val": 410_000, "num_tokens_test": 402_000,
+            "largest_share_val": 0.08, "largest_share_test": 0.113, "overlap_val": 0.004, "overlap_test": 0.023,
+            "overlap_ngram": 32, "bytes_per_token": 2.0769, "fingerprint": "9f2c41d07ab3",
         },
-        "command": "geonorm compare --placements geonorm pre post deepnorm sandwich --lrs 0.002 0.004 0.008 --seeds 2",
-        "notes": ["Each placement runs at its own learning rate; all see the same batches in the same order."],
+        "command": "geonorm compare --placements geonorm pre post deepnorm sandwich --seeds 0 1 2 3",
+        "notes": ["The trials did not all run on the same version of the code."],
     }  # fmt: skip
-
-
-def summarise(name, trials, lrs, options):
-    mine = [t for t in trials if t["placement"] == name]
-    by_lr = {lr: [t["val_loss"] for t in mine if t["lr"] == lr and t["status"] == "ok"] for lr in lrs}
-    means = {lr: statistics.mean(values) for lr, values in by_lr.items() if values}
-    row = {
-        "label": name + (f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else ""),
-        "placement": name,
-        "options": options,
-        "best_lr": None,
-        "val_loss_mean": None,
-        "val_loss_ci": None,
-        "ci_kind": "seeds",
-        "val_bits_per_byte_mean": None,
-        "num_seeds": 0,
-        "lrs_tried": list(lrs),
-        "num_diverged": sum(t["status"] == "diverged" for t in mine),
-        "lr_at_edge": False,
-        "difference": None,
-    }
-    if means:
-        best = min(means, key=means.__getitem__)
-        values = by_lr[best]
-        count = len(values)
-        half = stats.t.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5 if count > 1 else 0.03
-        row |= {
-            "best_lr": best,
-            "val_loss_mean": means[best],
-            "val_loss_ci": [means[best] - half, means[best] + half],
-            "ci_kind": "seeds" if count > 1 else "windows",
-            "val_bits_per_byte_mean": means[best] * 0.71,
-            "num_seeds": count,
-            "lr_at_edge": best in (min(lrs), max(lrs)),
-        }
-    return row
-
-
-def add_differences(summary, trials, reference):
-    base = next((row for row in summary if row["placement"] == reference), None)
-    if base is None or base["val_loss_mean"] is None:
-        return
-
-    def losses(row):
-        return {
-            t["seed"]: t["val_loss"]
-            for t in trials
-            if t["placement"] == row["placement"] and t["lr"] == row["best_lr"] and t["status"] == "ok"
-        }
-
-    for row in summary:
-        if row is base or row["val_loss_mean"] is None:
-            continue
-        mine, theirs = losses(row), losses(base)
-        gaps = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-        half = stats.t.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.006
-        mean = statistics.mean(gaps)
-        kind = "paired seeds" if len(gaps) > 1 else "paired windows"
-        row["difference"] = {"reference": base["label"], "mean": mean, "ci": [mean - half, mean + half], "kind": kind}
 
 
 def write_run(folder: Path, results, depth=8, steps=500):
@@ -235,5 +213,5 @@ def report(tmp_path, results):
 
 def rendered(results, width=80):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(summary_table(results))
+    console.print(summary_table(parse_results(results)))
     return console.export_text()

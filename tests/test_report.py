@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from geonorm.errors import UserError
-from geonorm.report import write_report
+from geonorm.report import style, write_report
 from geonorm.report.curves import loss_curve, running_mean
 from geonorm.report.drawing import spread
 from geonorm.report.load import load_run, read_metrics
@@ -26,21 +25,32 @@ def test_numbers_on_the_page_are_those_of_the_results(full):
     _, results, html = full
     text = Page(html).text
     for row in results["summary"]:
-        if row["val_loss_mean"] is None:
+        if row["test_loss_mean"] is None:
             continue
-        low, high = row["val_loss_ci"]
-        assert f"{row['val_loss_mean']:.3f} [{low:.3f}, {high:.3f}] {row['val_bits_per_byte_mean']:.3f}" in text
+        low, high = row["test_loss_ci"]
+        assert f"{row['test_loss_mean']:.3f} [{low:.3f}, {high:.3f}] {row['test_bits_per_byte_mean']:.3f}" in text
         if row["difference"]:
-            low, high = row["difference"]["ci"]
+            low, high = row["difference"]["ci_corrected"]
             assert f"{row['difference']['mean']:+.3f} [{low:+.3f}, {high:+.3f}]" in text
     for trial in results["trials"]:
         if trial["status"] == "ok":
-            assert f"{trial['val_loss']:.3f} {trial['train_loss']:.3f} {trial['val_bits_per_byte']:.3f}" in text
+            assert f"{trial['test_loss']:.3f} {trial['val_loss']:.3f} {trial['train_loss']:.3f}" in text
     for value in (results["command"], "9f2c41d07ab3", "2.13.0+cpu", "0.9, 0.95", *results["notes"]):
         assert value in text
 
 
-def test_rows_are_best_first_and_unfinished_last(full):
+def test_the_page_says_what_was_held_out_and_how_the_rates_were_found(full):
+    text = Page(full[2]).text
+    assert "130 documents, 410 k tokens, largest share 8 %, 0.4 % in 32-grams of the training text" in text
+    assert "128 documents, 91 groups, 402 k tokens, largest share 11 %, 2.3 % in 32-grams" in text
+    assert "Seed 0 chose each placement's learning rate by the validation text" in text
+    assert "seeds that report, on the test text: 1, 2 and 3" in text
+    assert "pre 0.004 0.00283, 0.004, 0.00566 yes" in text
+    assert "deepnorm - 0.00283, 0.004, 0.00566 no" in text
+    assert "2.3 % of the test tokens lie in a run of 32 tokens that is in the training text too" in text
+
+
+def test_rows_are_lowest_first_and_unfinished_last(full):
     _, results, html = full
     names = re.findall(r'<span class="name"[^>]*>(\w+)</span>', html)
     assert names == [row["placement"] for row in results["summary"]]
@@ -112,16 +122,24 @@ def test_figures_do_not_depend_on_the_users_matplotlib_settings(full):
 
 def test_truncated_and_missing_metrics_are_told(full):
     text = Page(full[2]).text
-    assert "1 unreadable line in the metrics of trial geonorm-lr0.004-seed0" in text
-    assert "Trial pre-lr0.004-seed1 has no metrics file" in text
+    assert "1 unreadable line in the metrics of trial geonorm-decay=sqrt-lr0.004-seed1" in text
+    assert "Trial pre-lr0.004-seed2 has no metrics file" in text
 
 
-def test_rates_that_differ_between_placements_alone_draw_no_sensitivity(tmp_path):
-    results = build_results(lrs=(0.004,), seeds=(0,))
-    for entry in (*results["trials"], *results["summary"]):
-        if entry["placement"] == "pre":
-            entry.update({key: 0.002 for key in ("lr", "best_lr") if key in entry})
-    assert "Sensitivity to the learning rate" not in report(tmp_path, results)
+def test_rates_that_were_not_searched_draw_no_sensitivity(tmp_path):
+    assert "Sensitivity to the learning rate" not in report(tmp_path, build_results(lrs=(0.004,), seeds=(0,)))
+
+
+@pytest.mark.parametrize("count", [28, 60])
+def test_variants_of_one_placement_are_drawn_apart(count):
+    looks = style.looks(["geonorm"] * count)
+    assert len({(look.colour, look.dashes, look.marker) for look in looks}) == count
+    assert len({(look.colour, look.dashes) for look in looks}) == min(count, 32)
+    few = style.looks(["geonorm", "pre", "geonorm", "post"])
+    assert [look.colour for look in few] == ["geonorm", "pre", "geonorm", "post"]
+    assert few[0] != few[2]
+    # These two share a colour of those that are left over, by name.
+    assert len(set(style.looks(["output", "output", "parallel", "parallel"]))) == 4
 
 
 def test_page_without_any_metrics_has_no_training_figures(tmp_path):
@@ -152,10 +170,11 @@ def test_long_logs_are_thinned_to_what_a_line_can_show(tmp_path):
 
 def test_user_text_is_escaped_everywhere(tmp_path):
     evil = "<script>alert(1)</script>"
-    results = build_results(losses={evil: 1.5, "pre": 1.6}, options={evil: {"x": '"><script>$\\frac'}}, lrs=(0.004,))
-    for trial in results["trials"]:
-        trial["id"] = trial["id"].replace("/", "_")
-        trial["message"] = evil
+    results = build_results(losses={"post": 1.5, "pre": 1.6}, lrs=(0.004,))
+    for entry in (*results["trials"], *results["summary"]):
+        if entry["placement"] == "post":
+            entry |= {"placement": evil, "label": evil, "options": {"x": '"><script>$\\frac'}}
+        entry["message"] = evil
     results["corpus"]["name"] = results["settings"]["path"] = results["command"] = results["notes"][0] = evil
     results["environment"]["platform"] = results["environment"]["date"] = evil
     write_run(tmp_path, results)
@@ -171,18 +190,51 @@ def test_a_damaged_folder_is_one_clear_line(tmp_path):
     (tmp_path / "results.json").write_text('{"trials": [')
     with pytest.raises(UserError, match="not valid JSON"):
         write_report(tmp_path)
+    (tmp_path / "results.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"results\.json"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.pop("corpus"), "`corpus` is missing"),
+        (lambda r: r.update(trials={"a": 1}), r"`trials\[0\].id` is missing"),
+        (lambda r: r["summary"][1].pop("options"), r"`summary\[1\].options` is missing"),
+        (lambda r: r["trials"][0].update(id="../../etc"), r"`trials\[0\].id` must be a plain folder name"),
+        (lambda r: r["trials"][2].update(lr=None), r"`trials\[2\].lr` must be a number, got None"),
+        (lambda r: r["trials"][2].update(lr=-1), r"`trials\[2\].lr` must be positive, got -1"),
+        (lambda r: r["trials"][3].update(test_loss="low"), r"`trials\[3\].test_loss` must be a number, got 'low'"),
+        (lambda r: r["trials"][3].update(seed=0.5), r"`trials\[3\].seed` must be a whole number, got 0.5"),
+        (lambda r: r["trials"][0].update(options=[]), r"`trials\[0\].options` must hold keys and values, got list"),
+        (lambda r: r["summary"][0].update(test_loss_ci=[1]), r"`summary\[0\].test_loss_ci` needs 2 values"),
+        (lambda r: r["summary"][0].update(lrs_tried=[None]), r"`summary\[0\].lrs_tried` must be a number, got None"),
+        (lambda r: r["summary"][0].update(verdict="best"), r"`summary\[0\].verdict` must be 'better', "),
+        (lambda r: r["summary"][0].update(difference=None), r"`summary\[0\].verdict` stands without `difference`"),
+        (lambda r: r.update(reference="post(x)"), "`reference` 'post\\(x\\)' is the label of no row"),
+        (lambda r: r.pop("format"), "another version of geonorm .*; run the comparison again into another folder"),
+    ],
+)
+def test_an_edited_value_is_named_with_its_file_and_what_was_expected(tmp_path, change, message):
     results = build_results()
-    for change, message in (
-        (lambda r: r.pop("corpus"), "no `corpus`"),
-        (lambda r: r.update(notes="x"), "JSON list under `notes`"),
-        (lambda r: r["summary"][1].pop("options"), r"`summary\[1\]` has no `options`"),
-        (lambda r: r["trials"][0].update(id="../../etc"), "plain folder name"),
-    ):
-        broken = copy.deepcopy(results)
-        change(broken)
-        (tmp_path / "results.json").write_text(json.dumps(broken))
-        with pytest.raises(UserError, match=message):
-            write_report(tmp_path)
+    assert results["summary"][0]["verdict"]
+    change(results)
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(UserError, match=message) as error:
+        write_report(tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "results.json"))
+    assert "\n" not in str(error.value)
+
+
+def test_edited_settings_and_metrics_do_not_end_in_a_traceback(tmp_path):
+    results = build_results(lrs=(0.004,))
+    results["corpus"] = dict.fromkeys(results["corpus"], "many")
+    results["settings"] = {"steps": "many", "width": [1]}
+    write_run(tmp_path, results)
+    path = tmp_path / "trials" / results["trials"][0]["id"] / "metrics.jsonl"
+    odd = ['{"kind":"eval","step":1,"val_loss":"x"}', '{"kind":"layers","step":1,"grad_norm":[1,"x"],"angle":[]}']
+    path.write_text("\n".join([*odd, path.read_text()]))
+    write_report(tmp_path)
 
 
 def test_spread_keeps_distance_order_and_bounds():

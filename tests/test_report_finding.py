@@ -1,85 +1,123 @@
-"""The report: its sentences and its table in the terminal."""
+"""The report: its sentences follow the verdicts, and its table in the terminal."""
 
 from __future__ import annotations
 
-from geonorm.report.finding import describe
+import pytest
+
+from geonorm.report import describe, parse_results
 from geonorm.report.format import prose_name, short_labels
-from report_runs import (
-    LOSSES,
-    build_results,
-    rendered,
-    report,
-)
+from report_runs import DOCUMENTS, LOSSES, build_results, rendered, report
 
 
-def test_finding_when_geonorm_wins(full):
+def finding(results):
+    return describe(parse_results(results))
+
+
+def verdicts(results):
+    return {row["placement"]: row["verdict"] for row in results["summary"]}
+
+
+CLAIMS = ("better", "worse", "win", "beat", "lead")
+
+
+def claims_nothing(results) -> bool:
+    found = finding(results)
+    return not any(word in " ".join([found.headline, *found.sentences]).lower() for word in CLAIMS)
+
+
+def test_a_difference_that_is_shown_is_the_headline(full):
     _, results, _ = full
-    finding = describe(results)
+    found = finding(results)
     gap = next(row for row in results["summary"] if row["placement"] == "geonorm")["difference"]
-    assert finding.headline == f"GeoNorm ends {-gap['mean']:.3f} nats below Pre-Norm"
-    assert "excludes zero" in " ".join(finding.sentences)
-    assert any("DeepNorm, 6 diverged" in doubt and "none finished" in doubt for doubt in finding.doubts)
-    assert any("SandwichNorm, 1 failed (learning rate 0.002)" in doubt for doubt in finding.doubts)
+    assert verdicts(results)["geonorm"] == "better"
+    assert found.headline == "GeoNorm is better than Pre-Norm here"
+    low, high = (f"{bound:+.3f}".replace("-", "\N{MINUS SIGN}") for bound in gap["ci_corrected"])
+    assert f"GeoNorm (decay=sqrt) ends {-gap['mean']:.3f} nats below Pre-Norm" in found.sentences[0]
+    assert f"over seeds and documents and widened for all rows together, is {low} to {high}" in found.sentences[0]
+    assert "No verdict on SandwichNorm: a seed was lost." in found.sentences
+    assert any("DeepNorm, 3 diverged" in doubt and "none finished" in doubt for doubt in found.doubts)
+    assert any("SandwichNorm, 1 failed (learning rate 0.004)" in doubt for doubt in found.doubts)
 
 
-def test_finding_says_when_geonorm_does_not_win(tmp_path):
-    results = build_results({**LOSSES, "geonorm": 1.62, "post": 1.5})
-    finding = describe(results)
-    assert finding.headline.endswith("GeoNorm does not win")
-    assert "GeoNorm does not win: GeoNorm (decay=sqrt) is" in " ".join(finding.sentences)
-    results = build_results({"pre": 1.5, "post": 1.6, "geonorm": 1.7})
-    assert describe(results).headline == "No placement ends below Pre-Norm here"
-    assert "GeoNorm does not win" in report(tmp_path, results)
+def test_a_loser_is_called_worse_and_nobody_a_winner(tmp_path):
+    results = build_results({"pre": 1.5, "post": 1.501, "geonorm": 1.7})
+    assert verdicts(results) == {"pre": None, "post": "no difference shown", "geonorm": "worse"}
+    assert finding(results).headline == "No placement is shown to be better than Pre-Norm here; GeoNorm is worse"
+    text = report(tmp_path, results)
+    assert "so no difference is shown" in text
+    assert "geonorm" in text
 
 
-def test_a_lead_over_the_runner_up_that_is_noise_is_told():
-    results = build_results({**LOSSES, "deepnorm": 1.575})
-    results["summary"][1]["behind_best"] = {
-        "reference": "geonorm",
-        "mean": 0.04,
-        "ci": [-0.01, 0.09],
-        "kind": "paired seeds",
-    }
-    assert results["summary"][1]["placement"] == "deepnorm"
-    finding = describe(results)
-    assert "but not clearly below DeepNorm" in finding.headline
-    assert "includes zero, so this run does not tell it from GeoNorm" in " ".join(finding.sentences)
-    results["summary"][1]["behind_best"]["ci"] = [0.01, 0.07]
-    assert "not clearly" not in describe(results).headline
+def test_noise_is_no_difference(tmp_path):
+    results = build_results({**LOSSES, "geonorm:decay=sqrt": 1.585}, noise=0.02)
+    assert set(verdicts(results).values()) == {None, "no difference shown"}
+    assert finding(results).headline == "No difference to Pre-Norm is shown here"
+    assert "better" not in rendered(results).replace("lower is better", "")
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)])
+def test_too_few_seeds_show_losses_and_no_winner(tmp_path, seeds):
+    results = build_results(seeds=seeds)
+    assert set(verdicts(results).values()) == {None}
+    assert claims_nothing(results)
+    found = finding(results)
+    assert found.headline == "Test losses of 5 placements, without a verdict"
+    assert f"reporting seeds shared with the reference: {len(seeds) - 1}, needed: 3." in " ".join(found.sentences)
+    assert ("seeds decide" in " ".join(found.sentences)) == (len(seeds) < 3)
+    text = report(tmp_path, results)
+    assert "no verdict" in text
+    if len(seeds) == 1:
+        assert "the choosing seed's loss" in text
+
+
+def test_one_seed_and_its_interval_carry_no_verdict(tmp_path):
+    results = build_results(lrs=(0.004,), seeds=(0,), tuned=[*LOSSES, "geonorm(decay=sqrt)"])
+    row = results["summary"][0]
+    assert row["difference"]["kind"] == "documents"
+    assert row["difference"]["ci"][1] < 0
+    assert claims_nothing(results)
+    assert "It does not contain the variation from seed to seed" in report(tmp_path, results)
+
+
+def test_one_rate_for_all_has_no_verdict_and_says_why(tmp_path):
+    results = build_results(lrs=(0.004,))
+    assert claims_nothing(results)
+    text = report(tmp_path, results)
+    assert "learning rate was not searched to a factor of sqrt(2)" in text
+    assert "All placements were given the same learning rate" in text
+
+
+def test_rates_that_were_tuned_beforehand_carry_a_verdict():
+    results = build_results(lrs=(0.004,), tuned=["pre", "geonorm(decay=sqrt)"])
+    assert verdicts(results) == {"geonorm": "better", **dict.fromkeys(["pre", "post", "deepnorm", "sandwich"])}
+
+
+def test_a_grid_coarser_than_sqrt_2_has_no_verdict():
+    results = build_results(lrs=(0.00283, 0.004))
+    assert claims_nothing(results)
+    assert "No verdict: its and the reference's learning rate was not searched" in " ".join(finding(results).sentences)
+
+
+def test_text_of_few_documents_has_no_verdict():
+    results = build_results(documents=DOCUMENTS % 4)
+    assert claims_nothing(results)
+    assert "documents in the windows of the test text: 4, needed: 8" in " ".join(finding(results).sentences)
+
+
+def test_without_pre_norm_there_is_no_verdict(tmp_path):
+    results = build_results({"geonorm": 1.5, "post": 1.6})
+    assert results["reference"] is None
+    assert claims_nothing(results)
+    results = build_results(failed=[("pre", None, None)])
+    assert "no Pre-Norm that finished" in report(tmp_path, results)
 
 
 def test_a_normalised_entry_is_said_in_words():
-    results = build_results(options={"pre": {"normalize_entry": True}, "geonorm": {"decay": "sqrt", "alpha": 2.0}})
-    rows = [*results["summary"], {**results["summary"][0], "placement": "pre", "options": {}}]
-    names = {prose_name(row, rows) for row in rows}
-    assert "Pre-Norm with a normalised entry" in names
-    assert "Pre-Norm" in names
-
-
-def test_finding_does_not_call_noise_a_win():
-    results = build_results(lrs=(0.004,))
-    row = results["summary"][0]
-    row["difference"]["ci"] = [-0.05, 0.01]
-    finding = describe(results)
-    assert "within the noise" in finding.headline
-    assert "includes zero" in " ".join(finding.sentences)
-
-
-def test_edge_of_the_grid_is_not_settled(tmp_path):
-    results = build_results(lrs=(0.004, 0.008))
-    text = report(tmp_path, results)
-    assert "the comparison is not settled for them" in text
-    assert "lowest learning rate tried, 0.004" in text
-    assert "lr at edge of grid" in text
-
-
-def test_windows_interval_is_told_apart_from_seeds(tmp_path):
-    text = report(tmp_path, build_results(lrs=(0.004,), seeds=(0,)))
-    assert "do not contain the variation from seed to seed" in text
-    assert "nats below Pre-Norm, on one seed each" in text
-    assert "Only one learning rate was tried" in text
-    assert "Sensitivity to the learning rate" not in text
-    assert "edge" not in text
+    results = parse_results(
+        build_results({"pre:normalize_entry=true": 1.5, "pre": 1.6, "geonorm:decay=sqrt,alpha=2.0": 1.4})
+    )
+    names = {prose_name(row, results.summary) for row in results.summary}
+    assert names == {"Pre-Norm with a normalised entry", "Pre-Norm", "GeoNorm"}
 
 
 def test_no_finished_trial(tmp_path):
@@ -93,15 +131,10 @@ def test_no_finished_trial(tmp_path):
     assert "nan" not in text
 
 
-def test_reference_without_finished_trial(tmp_path):
-    text = report(tmp_path, build_results(failed=[("pre", None, None)]))
-    assert "Pre-Norm has no finished trial, so there is no difference to it" in text
-
-
 def test_single_finished_placement():
-    assert describe(build_results(failed=[("pre", None, None)], losses={"pre": 1.6, "post": 1.5})).headline.startswith(
-        "Only Post-Norm finished"
-    )
+    found = finding(build_results(failed=[("pre", None, None)], losses={"pre": 1.6, "post": 1.5}))
+    assert found.headline == "Only Post-Norm finished; there is nothing to compare it with"
+    assert "No trial of Pre-Norm finished." in found.sentences
 
 
 def test_nulls_are_dashes(tmp_path):
@@ -109,7 +142,7 @@ def test_nulls_are_dashes(tmp_path):
     for trial in results["trials"]:
         trial |= {"tokens_per_second": None, "peak_memory_bytes": None, "train_loss": None, "seconds": None}
     for row in results["summary"]:
-        row |= {"val_loss_ci": None, "difference": None, "val_bits_per_byte_mean": None}
+        row |= {"test_loss_ci": None, "difference": None, "verdict": None, "test_bits_per_byte_mean": None}
     text = report(tmp_path, results)
     assert "None" not in text
     assert "Speed and memory" not in text
@@ -120,33 +153,44 @@ def test_terminal_table_fits_80_columns_and_holds_every_number(full):
     text = rendered(results)
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= 80
-    order = [line.split()[0] for line in lines if line.strip() and line.split()[0] in LOSSES]
+    placements = {row["placement"] for row in results["summary"]}
+    order = [line.split()[0] for line in lines if line.strip() and line.split()[0] in placements]
     assert order == [row["placement"] for row in results["summary"]]
     for row in results["summary"]:
-        if row["val_loss_mean"] is not None:
-            assert f"{row['val_loss_mean']:.3f}" in text
-            assert "[{:.3f}, {:.3f}]".format(*row["val_loss_ci"]) in text
+        if row["test_loss_mean"] is not None:
+            assert f"{row['test_loss_mean']:.3f}" in text
+            assert "[{:.3f}, {:.3f}]".format(*row["test_loss_ci"]) in text
             if row["difference"]:
-                assert "[{:+.3f}, {:+.3f}]".format(*row["difference"]["ci"]) in text
+                assert "[{:+.3f}, {:+.3f}]".format(*row["difference"]["ci_corrected"]) in text
+                assert {"better": "better", None: "no verdict"}.get(row["verdict"], "not shown") in text
     assert "seeds" in text
-    assert "6 of 6 trials diverged" in rendered(results, 120)
+    assert "3 of 3 trials diverged" in rendered(results, 120)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_rows_of_a_narrow_terminal_keep_their_names_and_numbers(width):
+    names = ["geonorm:decay=sqrt", "geonorm:decay=none", "pre:normalize_entry=true", "pre"]
+    results = build_results(dict.fromkeys(names, 1.5))
+    text = rendered(results, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for word in ("decay=sqrt", "decay=none", "pre", *(f"{row['test_loss_mean']:.3f}" for row in results["summary"])):
+        assert word in text if width >= 40 else word[:4] in text
+    assert ("normalize_entry" if width == 60 else "norm") in text
 
 
 def test_labels_keep_only_the_options_that_differ():
-    def row(placement, **options):
-        return {"placement": placement, "options": options}
+    def labels(*placements):
+        results = build_results(dict.fromkeys(placements, 1.5), lrs=(0.004,), seeds=(0,))
+        rows = {row.label: row for row in parse_results(results).summary}
+        return sorted(short_labels(list(rows.values())))
 
-    rows = [
-        row("geonorm", decay="sqrt", alpha=1.0),
-        row("geonorm", decay="none", alpha=1.0),
-        row("pre", x=1),
-        row("post"),
+    assert labels(
+        "geonorm:decay=sqrt,alpha=2.0", "geonorm:decay=none,alpha=2.0", "post", "pre:normalize_entry=true"
+    ) == [
+        "geonorm none",
+        "geonorm sqrt",
+        "post",
+        "pre",
     ]
-    assert short_labels(rows) == ["geonorm sqrt", "geonorm none", "pre", "post"]
-    rows = [
-        row("pre"),
-        row("pre", normalize_entry=True),
-        row("geonorm", max_angle=0.785),
-        row("geonorm", max_angle=None),
-    ]
-    assert short_labels(rows) == ["pre", "pre normalize_entry", "geonorm max_angle=0.785", "geonorm max_angle=none"]
+    assert labels("pre", "pre:normalize_entry=true") == ["pre", "pre normalize_entry"]

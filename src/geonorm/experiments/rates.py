@@ -12,8 +12,8 @@ from typing import Any
 
 FACTOR = math.sqrt(2)
 MORE_ROUNDS = 6
-# Rates are rounded to three digits, which moves a ratio by less than this.
-_TOLERANCE = 0.02
+# Rates are rounded by less than the first, so a ratio moves by less than the second.
+_ROUNDING, _TOLERANCE = 0.005, 0.02
 
 
 def best_lr(trials: Iterable[dict[str, Any]], seed: int) -> float | None:
@@ -23,13 +23,13 @@ def best_lr(trials: Iterable[dict[str, Any]], seed: int) -> float | None:
 
 
 def untried_neighbours(best: float, tried: Iterable[float]) -> list[float]:
-    """Rates to try so that the best has a neighbour within sqrt(2) on either side; at most two, three digits each."""
+    """Rates to try so that the best has a neighbour within sqrt(2) on either side; at most two, rounded."""
     ratios = [lr / best for lr in tried]
     missing = []
     if not any(1 / (FACTOR * (1 + _TOLERANCE)) <= ratio < 1 for ratio in ratios):
-        missing.append(float(f"{best / FACTOR:.3g}"))
+        missing.append(_rounded(best / FACTOR))
     if not any(1 < ratio <= FACTOR * (1 + _TOLERANCE) for ratio in ratios):
-        missing.append(float(f"{best * FACTOR:.3g}"))
+        missing.append(_rounded(best * FACTOR))
     return missing
 
 
@@ -42,3 +42,9 @@ def is_tuned(trials: Iterable[dict[str, Any]], seed: int) -> bool:
     best = best_lr(trials, seed)
     tried = {trial["lr"] for trial in trials if trial["seed"] == seed and trial["status"] != "failed"}
     return best is not None and not untried_neighbours(best, tried)
+
+
+def _rounded(lr: float) -> float:
+    """The rate in as few digits as do: 0.00566, 0.0113, and 0.02 where the last step was to 0.0141."""
+    candidates = (float(f"{lr:.{digits}g}") for digits in (1, 2, 3))
+    return next(one for one in candidates if abs(one / lr - 1) < _ROUNDING)
