@@ -203,10 +203,10 @@ def _no_verdict(row: _Row, reference: _Row, num_seeds: int, design: Design) -> s
     """Why no verdict can be given on a row, in words that go on after "no verdict:"; None if one can."""
     if not design.complete:
         return "the comparison is not finished"
-    if num_seeds < FEWEST_SEEDS:
-        return f"reporting seeds shared with the reference: {num_seeds}, needed: {FEWEST_SEEDS}"
     if row.num_lost or reference.num_lost:
         return f"{'a seed' if row.num_lost else 'a seed of the reference'} was lost"
+    if num_seeds < FEWEST_SEEDS:
+        return f"reporting seeds shared with the reference: {num_seeds}, needed: {FEWEST_SEEDS}"
     untuned = [name for name, one in (("its", row), ("the reference's", reference)) if not one.tuned]
     if untuned:
         return f"{' and '.join(untuned)} learning rate was not searched to a factor of sqrt(2)"
