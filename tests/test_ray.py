@@ -26,7 +26,20 @@ from processes import parent, trial_processes, wait_for
 from tolerances import PARALLEL_LOSS
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
-TWELVE = ["--placements", "geonorm", "pre", "--lrs", "1e-3", "2e-3", "4e-3", "--seeds", "0", "1", "--full-grid"]
+TWELVE = [
+    "--placements",
+    "geonorm",
+    "pre",
+    "--lrs",
+    "1e-3",
+    "2e-3",
+    "4e-3",
+    "--seeds",
+    "0",
+    "1",
+    "--full-grid",
+    "--no-refine",
+]
 TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -81,7 +94,7 @@ def outcomes(out: Path) -> dict[str, dict]:
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert len({(row["kind"], row["step"]) for row in rows}) == len(rows)
         found[name]["rows"] = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-        found[name]["window_losses"] = (folder / "window_losses.json").read_bytes()
+        found[name]["test_windows"] = (folder / "test_windows.json").read_bytes()
     return found
 
 

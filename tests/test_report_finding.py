@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from geonorm.report import describe, parse_results
@@ -17,12 +19,12 @@ def verdicts(results):
     return {row["placement"]: row["verdict"] for row in results["summary"]}
 
 
-CLAIMS = ("better", "worse", "win", "beat", "lead")
+CLAIMS = {"better", "worse", "wins", "winner", "beats", "leads"}
 
 
 def claims_nothing(results) -> bool:
     found = finding(results)
-    return not any(word in " ".join([found.headline, *found.sentences]).lower() for word in CLAIMS)
+    return not CLAIMS & set(re.findall(r"\w+", " ".join([found.headline, *found.sentences]).lower()))
 
 
 def test_a_difference_that_is_shown_is_the_headline(full):

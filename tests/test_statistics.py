@@ -53,10 +53,23 @@ def test_the_choosing_seed_alone_chooses():
     assert best_lr(trials[3:], 0) is None
 
 
+@pytest.mark.parametrize(
+    ("best", "tried", "missing"),
+    [
+        (8e-3, [4e-3, 8e-3, 1.6e-2], [5.66e-3, 1.13e-2]),
+        (8e-3, [5.66e-3, 8e-3, 1.13e-2], []),
+        (8e-3, [7e-3, 8e-3, 9e-3], []),
+        (5.66e-3, [4e-3, 5.66e-3, 8e-3], []),
+        (1.6e-2, [4e-3, 8e-3, 1.6e-2], [1.13e-2, 2.26e-2]),
+        (1.41e-2, [1e-2, 1.41e-2], [2e-2]),
+        (3e-3, [3e-3], [2.12e-3, 4.24e-3]),
+    ],
+)
+def test_neighbours_a_factor_of_sqrt_2_away(best, tried, missing):
+    assert untried_neighbours(best, tried) == missing
+
+
 def test_a_rate_is_tuned_once_both_neighbours_were_tried():
-    assert untried_neighbours(8e-3, [4e-3, 8e-3, 1.6e-2]) == [5.66e-3, 1.13e-2]
-    assert untried_neighbours(8e-3, [5.66e-3, 8e-3]) == [1.13e-2]
-    assert untried_neighbours(8e-3, GRID) == []
     trials = searched("pre", [])
     assert is_tuned(trials, 0)
     assert not is_tuned(trials[:2], 0)
@@ -160,3 +173,26 @@ def test_holm_stops_at_the_first_that_is_not_rejected():
     assert holm_levels([0.01, 0.04, 0.03]) == pytest.approx([1 - 0.05 / 3, 1 - 0.05 / 2, 1 - 0.05 / 2])
     assert holm_levels([0.001, 0.02, 0.04]) == pytest.approx([1 - 0.05 / 3, 1 - 0.05 / 2, 0.95])
     assert holm_levels([]) == []
+
+
+def test_the_test_text_chooses_nothing():
+    low, high = ({**trial_result("pre", lr, 0, 2.0), "val_loss": val} for lr, val in ((1e-3, 2.1), (2e-3, 2.0)))
+    assert best_lr([{**low, "test_loss": 1.0}, {**high, "test_loss": 9.0}], 0) == 2e-3
+
+
+def test_what_rows_share_cancels_in_their_difference(tmp_path):
+    trials = searched("pre", [3.0, 3.5, 2.5, 3.2]) + searched("geonorm", [2.9, 3.41, 2.39, 3.1])
+    trials += searched("post", [3.01, 3.49, 2.5, 3.2])
+    write_windows(tmp_path, trials)
+    rows = {row["label"]: row for row in summarize(trials, tmp_path, Design((1, 2, 3, 4), 0))["summary"]}
+    difference = rows["geonorm"]["difference"]
+    assert (difference["kind"], difference["num_seeds"]) == ("seeds and documents", 4)
+    assert np.ptp(difference["ci"]) < 0.1 * np.ptp(rows["geonorm"]["test_loss_ci"])
+    # Two rows are compared, so the stronger difference is judged at 97.5 %.
+    low, high = difference["ci_corrected"]
+    assert low < difference["ci"][0] < difference["ci"][1] < high < 0
+    assert {label: row["verdict"] for label, row in rows.items()} == {
+        "geonorm": "better",
+        "pre": None,
+        "post": "no difference shown",
+    }
