@@ -21,10 +21,6 @@ RETRACTIONS = ("exponential", "projection", "cayley")
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 1e-6, 1e6
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# A fused step projects again where u's part along x is this many times as long as x. Below, what the rounding of that
-# part leaves along x is no more than the rounding of the result.
-PROJECT_AGAIN_ABOVE = 4.0
-
 # Below these arguments the closed forms lose digits to cancellation, in the value or in the derivative that autograd
 # takes of it; the series are exact to float64 there.
 _TRIG_SERIES_BELOW = 0.25
@@ -226,17 +222,24 @@ def row_scale(x: Tensor) -> Tensor:
 def tangent(x: Tensor, u: Tensor) -> Tensor:
     """Part of u that is tangent to the sphere at x: ``v = u - (<u,x>/<x,x>) x``. Shapes ``[..., d]``, equal.
 
-    Projected twice, because a long part of u along x leaves its rounding behind. At a zero row there is no direction
-    to remove and u comes back unchanged.
+    Projected once more where :func:`is_long` says so. At a zero row there is no direction to remove and u comes back
+    unchanged.
     """
-    unit, size = x / row_scale(x), row_scale(u)
+    scale, size = row_scale(x), row_scale(u)
+    unit = x / scale
     square = unit.square().sum(-1, keepdim=True)
     unit_square = torch.where(square == 0, 1.0, square)
     # u is brought near 1 as well: its products with x must neither overflow nor fall among the subnormal numbers.
     part = u / size
-    for _ in range(2):
-        part = part - ((part * unit).sum(-1, keepdim=True) / unit_square) * unit
-    return part * size
+    along = (part * unit).sum(-1, keepdim=True) / unit_square
+    part = part - along * unit
+    rest = (part * unit).sum(-1, keepdim=True) / unit_square
+    return (part - torch.where(is_long(along * (size / scale)), rest, 0.0) * unit) * size
+
+
+def is_long(ratio: Tensor) -> Tensor:
+    """Whether a part of u along x, in units of x, is so long that its rounding shows in the length of a step."""
+    return ratio.abs() > 4.0  # Not by a name, which dynamo takes for an input that may change.
 
 
 def retract(

@@ -97,17 +97,13 @@ def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
     # Where u's part along x is long, y has the length of x only by the numbers of v as it was rounded.
     rest = _left_along(x_scaled, v, ratio, inverse_square)
     rounded = ((v * v).sum(-1, keepdim=True) - rest * rest / torch.where(empty, 1.0, inverse_square)).clamp_min(0.0)
-    v_square = torch.where(_is_long(ratio), rounded, v_square)
+    v_square = torch.where(geometry.is_long(ratio), rounded, v_square)
     return rows._replace(v=torch.addcmul(v, rows.number(rest), x_scaled, value=-1), v_square=v_square)
-
-
-def _is_long(ratio: Tensor) -> Tensor:
-    return ratio.abs() > geometry.PROJECT_AGAIN_ABOVE
 
 
 def _left_along(x: Tensor, v: Tensor, ratio: Tensor, inverse_square: Tensor) -> Tensor:
     """What rounding has left of x in v where u had a long part along x, in units of x, ``[..., 1]``; elsewhere 0."""
-    return torch.where(_is_long(ratio), (v * x).sum(-1, keepdim=True) * inverse_square, 0.0)
+    return torch.where(geometry.is_long(ratio), (v * x).sum(-1, keepdim=True) * inverse_square, 0.0)
 
 
 def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None, readable: bool) -> _Rows:
@@ -123,7 +119,7 @@ def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None, readable: bool) -> _
         v_square = ((v * v).sum(-1, keepdim=True) - rest * rest * square).clamp_min(0.0)
         v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
     else:
-        if not readable or bool(_is_long(ratio).any()):
+        if not readable or bool(geometry.is_long(ratio).any()):
             rest = _left_along(x, v, ratio, inverse_square)
             v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
         v_square = (v * v).sum(-1, keepdim=True)

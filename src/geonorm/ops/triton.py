@@ -14,8 +14,6 @@ Arithmetic is float32. Formulas and names are those of ``ops/autograd.py``, deri
 import triton
 import triton.language as tl
 
-from geonorm import geometry
-
 # Values of KIND: which retraction a kernel is compiled for.
 EXPONENTIAL = tl.constexpr(0)
 PROJECTION = tl.constexpr(1)
@@ -25,7 +23,8 @@ GENERAL = tl.constexpr(3)
 # eps over its square must not overflow.
 ANY_SIZE = tl.constexpr(1)
 NORM_SIZE = tl.constexpr(127 - 40)
-PROJECT_AGAIN_ABOVE = tl.constexpr(geometry.PROJECT_AGAIN_ABOVE)
+# As in geometry.is_long.
+PROJECT_AGAIN_ABOVE = tl.constexpr(4.0)
 
 
 @triton.jit
