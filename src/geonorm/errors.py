@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -91,6 +92,17 @@ def plain(name: str, value: object) -> Any:
         reason = str(error).partition("\n")[0]
         raise UserError(f"`{name}` holds no plain value: a {type(value).__name__} ({reason})") from error
     raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
+
+
+def disk_reason(error: BaseException) -> str | None:
+    """Why the system did not write or read, in its own words; None for an error of another kind.
+
+    Libraries in Rust raise errors of their own for it, which end in ``(os error 28)``.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"([^:\n]+) \(os error \d+\)", str(error))
+    return found.group(1).strip() if found else None
 
 
 def check_positive(name: str, value: float) -> float:
