@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 
+# More than this fits no count of anything here, and 32-bit sizes end at it.
+MAX_COUNT = 2**31 - 1
+# Torch takes no larger ones.
+MAX_SEED = 2**63 - 1
+
+
 class UserError(ValueError):
     """A mistake in the input that the message names, with its place and its remedy.
 
@@ -119,14 +125,16 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
-def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``minimum``.
+def check_count(name: str, value: int, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
+    """Return ``value`` if it is a whole number from ``minimum`` to ``maximum``.
 
     Raises:
-        UserError: `` `name` must be a whole number of at least minimum, got value ``.
+        UserError: `` `name` must be a whole number of at least minimum, got value ``, or the same of the maximum.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise UserError(f"`{name}` must be a whole number of at least {minimum}, got {value!r}")
+    if value > maximum:
+        raise UserError(f"`{name}` must be at most {maximum}, got {value}")
     return int(value)
 
 

@@ -30,9 +30,8 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
     """Evaluate a model, print tables, write the JSON file if one is asked for.
 
     Returns:
-        What the file holds: ``model``, ``placement`` (None for a stock model),
-        ``step`` (implementation), ``settings``, ``text`` (fields of
-        :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
+        What the file holds: ``model``, ``placement`` (None for a stock model), ``step`` (implementation), ``settings``,
+        ``text`` (fields of :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
     """
     if not config.tasks and not config.text:
         raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from geonorm.errors import UserError, check_unicode
+from geonorm.errors import UserError, check_count, check_unicode
 from geonorm.training import folder as places
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.manifest import Checkpoint, verify
@@ -46,6 +46,8 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
     check_unicode("out", out.absolute())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"`out` {out} exists and is not empty; name another folder")
+    if step is not None:
+        check_count("step", step, 0)
     checkpoints = Checkpoints(run / places.CHECKPOINTS, solo(torch.device("cpu")))
     found = _find(checkpoints, run, step, say)
     config = AutoConfig.from_pretrained(run / places.MODEL, local_files_only=True)
