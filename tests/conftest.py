@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, a fixed seed, no cache of the user, reference rows that may lie beside the repository."""
+"""Shared fixtures: one thread, a fixed seed, no cache of the user, outside reference rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
 
 # One folder for all that libraries keep, gone with the session that made it; workers and processes of tests inherit it.
 KEPT = "GEONORM_TEST_CACHE"
@@ -28,11 +33,6 @@ for name, folder in {
 # Libraries that were told of a part of the cache prefer that to the whole.
 for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE", "TRITON_HOME"):
     os.environ.pop(name, None)
-
-import pytest
-import torch
-
-torch.set_num_threads(1)
 
 # What auto takes must not depend on what was built on this machine before: the C++ kernels where the environment says
 # GEONORM_TEST_CPP=1, else none. Tests of the kernels name them and build them either way.

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-
 # More than this fits no count of anything here, and 32-bit sizes end at it.
 MAX_COUNT = 2**31 - 1
 # Torch takes no larger ones.

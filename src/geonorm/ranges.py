@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import typing
 from typing import Any
@@ -35,10 +36,10 @@ class Number:
         """Raise a UserError that names the option, unless the value is one of them."""
         if self.low == 0 and self.above:
             check_positive(name, value)
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
         # Comparisons with NaN are false.
-        high = is_number and (value < self.high if self.below else value <= self.high)
-        low = is_number and (value > self.low if self.above else value >= self.low)
+        high = number < self.high if self.below else number <= self.high
+        low = number > self.low if self.above else number >= self.low
         if not (low and high):
             ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
             raise UserError(f"`{name}` must be a number in {ends}, got {value!r}")
