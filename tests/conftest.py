@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, a fixed seed, no cache of the user, outside reference rows."""
+"""Shared fixtures: one thread, a fixed seed, no cache of the user, reference rows from elsewhere."""
 
 from __future__ import annotations
 

@@ -93,16 +93,16 @@ def test_a_checkpoint_that_does_not_fit_the_disk_removes_nothing(corpus, used, m
 def test_overwriting_replaces_the_run_and_leaves_the_rest(corpus, finished, used):
     mine = {name: data for name, data in content(used).items() if data == b"mine"}
     assert len(mine) == 6
-    # Not in the way of the new run's checkpoint of the same step.
-    (used / "checkpoints" / "step-30").rename(used / "checkpoints" / "step-29")
-    mine["checkpoints/step-29/mine.txt"] = mine.pop("checkpoints/step-30/mine.txt")
+    # Out of the way of the new run's checkpoint of the same step.
+    mine["checkpoints/left-of-step-30-1/mine.txt"] = mine.pop("checkpoints/step-30/mine.txt")
     (used / "checkpoints" / "damaged-step-3-1").mkdir()
     assert run(tiny(corpus), used, overwrite=True) == 0
     assert_same_end(used, finished)
     after = content(used)
     assert {name: after.get(name) for name in mine} == mine
-    assert {path.name for path in (used / "checkpoints").iterdir()} == {"step-24", "step-29", "step-30", "why.txt"}
-    assert [name for name in after if "step-29" in name] == ["checkpoints/step-29/mine.txt"]
+    left = {path.name for path in (used / "checkpoints").iterdir()}
+    assert left == {"step-24", "step-30", "left-of-step-30-1", "why.txt"}
+    assert [name for name in after if "left-of" in name] == ["checkpoints/left-of-step-30-1/mine.txt"]
 
 
 @pytest.mark.parametrize("record", [None, "{", "[]", '{"id": 7}', '{"run": "of another tool", "id": "x"}'])
