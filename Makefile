@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-cpp test-slow lint format bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV); this takes a few minutes the first time"
@@ -21,6 +21,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2
+
+# The same, with the C++ kernels built first and taken wherever they can be.
+test-cpp: export GEONORM_TEST_CPP := 1
+test-cpp: test
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2

@@ -1,10 +1,12 @@
-"""Shared fixtures: one thread, a fixed seed, and the reference rows that may lie beside the repository."""
+"""Shared fixtures: one thread, a fixed seed, no cache of the user, reference rows from elsewhere."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,14 +16,47 @@ import torch
 
 torch.set_num_threads(1)
 
-# What auto takes must not depend on what was built on this machine before; the tests of the C++ kernels name them.
-os.environ["GEONORM_CPP"] = "0"
+# One folder for all that libraries keep, gone with the session that made it; workers and processes of tests inherit it.
+KEPT = "GEONORM_TEST_CACHE"
+MADE = None if KEPT in os.environ else tempfile.mkdtemp(prefix="geonorm-tests-")
+CACHE = Path(os.environ.setdefault(KEPT, str(MADE)))
+for name, folder in {
+    "XDG_CACHE_HOME": "xdg",
+    "GEONORM_CACHE": "geonorm",
+    "HF_HOME": "huggingface",
+    "MPLCONFIGDIR": "matplotlib",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}.items():
+    os.environ[name] = str(CACHE / folder)
+# Libraries that were told of a part of the cache prefer that to the whole.
+for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE", "TRITON_HOME"):
+    os.environ.pop(name, None)
+
+# What auto takes must not depend on what was built on this machine before: the C++ kernels where the environment says
+# GEONORM_TEST_CPP=1, else none. Tests of the kernels name them and build them either way.
+WITH_CPP = os.environ.get("GEONORM_TEST_CPP") == "1"
+if WITH_CPP:
+    os.environ.pop("GEONORM_CPP", None)
+else:
+    os.environ["GEONORM_CPP"] = "0"
 
 # Read when triton is first imported, which any test may cause: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SHARED_ORACLE = Path(__file__).resolve().parents[2] / "shared" / "oracle" / "sphere_step.json"
+
+
+def pytest_configure() -> None:
+    if WITH_CPP:
+        importlib.import_module("geonorm.ops").build_cpu()
+
+
+def pytest_unconfigure() -> None:
+    if MADE is not None:
+        shutil.rmtree(MADE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

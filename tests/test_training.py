@@ -236,6 +236,63 @@ def test_one_bad_step_is_skipped_and_counted(corpus):
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("first", [7, 12])
+def test_a_run_that_ends_while_it_skips_has_not_ended_well(corpus, first):
+    trial = make_trial()
+    model = build_model(trial)
+    calls = [0]
+
+    def spoil(grad):
+        calls[0] += 1
+        return grad * math.nan if calls[0] >= first else grad
+
+    model.lm_head.weight.register_hook(spoil)
+    outcome, rows, _ = run(corpus, trial, model)
+    assert (outcome.status, outcome.skipped) == ("diverged", 13 - first)
+    steps = "the last step" if first == 12 else "6 steps in a row"
+    assert outcome.message == f"loss or gradient was not finite in {steps}, up to step 12"
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, first))
+
+
+class WithoutLabels(Windows):
+    """No token of the batches of steps 3 and 12, of 4 windows each, has a label."""
+
+    def mask(self, start, size):
+        return np.full((size, self.length + 1), start // 4 + 1 not in (3, 12))
+
+
+def test_a_step_without_labels_is_no_step(corpus, recwarn):
+    trial, rows, taken = make_trial(), [], []
+    model = build_model(trial)
+    model.lm_head.weight.register_hook(lambda grad: taken.append(1))
+    windows = WithoutLabels(corpus.train, length=16)
+    outcome = train(
+        model, windows, Windows(corpus.val, length=16).fixed(6), corpus.token_bytes, trial.training, rows.append
+    )
+    assert (outcome.status, outcome.skipped) == ("ok", 0)
+    assert len(taken) == 10
+    assert [row["step"] for row in rows if row["kind"] == "unlabelled"] == [3, 12]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [step for step in range(1, 13) if step % 9 != 3]
+    assert math.isfinite(outcome.train_loss)
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
+def test_evaluation_leaves_out_windows_without_labels(corpus, recwarn):
+    model = build_model(make_trial())
+    windows = Windows(corpus.val, length=16).fixed(6)
+    masked = windows.copy()
+    masked[[1, 4], 1:] = IGNORED
+    found = evaluate(model, masked, corpus.token_bytes, batch=4, precision="fp32")
+    rest = evaluate(model, windows[[0, 2, 3, 5]], corpus.token_bytes, batch=4, precision="fp32")
+    assert found.loss == pytest.approx(rest.loss, rel=1e-6)
+    assert found.window_losses == pytest.approx(rest.window_losses, rel=1e-6)
+    assert found.labelled_windows.tolist() == [0, 2, 3, 5]
+    masked[:, 1:] = IGNORED
+    with pytest.raises(UserError, match="no token of the 6 windows to evaluate on has a label"):
+        evaluate(model, masked, corpus.token_bytes, batch=4, precision="fp32")
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
 def test_a_run_that_learned_nothing_is_not_well(corpus):
     outcome, _, _ = run(corpus, make_trial(steps=12, lr=50.0))
     assert outcome.status in ("diverged", "unlearned")
@@ -359,9 +416,12 @@ def test_metrics_file_is_readable_at_any_time(tmp_path):
         ({"warmup": 12}, "`warmup` must be shorter than `steps`, got 12 and 12"),
         ({"batch": 5, "accumulation": 2}, "`batch` 5 is not a multiple of `accumulation` 2"),
         ({"precision": "fp8"}, "`precision` must be 'fp32' or 'bf16'"),
-        ({"weight_decay": -0.1}, "`weight_decay` must not be negative"),
-        ({"min_lr_ratio": 2.0}, r"`min_lr_ratio` must lie in 0\.\.1"),
-        ({"betas": (0.9, 1.0)}, "`betas` must be two numbers"),
+        ({"weight_decay": -0.1}, r"`weight_decay` must be a number in \[0, 1e\+06\], got -0\.1"),
+        ({"min_lr_ratio": 2.0}, r"`min_lr_ratio` must be a number in \[0, 1\]"),
+        ({"betas": (0.9, 1.0)}, r"`betas` must be a number in \[0, 1\), got 1\.0"),
+        ({"betas": (0.9,)}, "`betas` must be two numbers"),
+        ({"seed": 99999999999999999999}, "`seed` must be at most 9223372036854775807, got 99999999999999999999"),
+        ({"lr": math.inf}, "`lr` must be"),
     ],
 )
 def test_settings_out_of_range(changes, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from geonorm.console import drain, steady
-from geonorm.errors import UserError
+from geonorm.errors import UserError, disk_reason
 from geonorm.signals import INTERRUPTED, StopRequest, stop_requests
 
 
@@ -62,10 +62,11 @@ def _message(error: Exception) -> str | None:
         return f"{error.name} is not installed; run pip install 'geonorm[train]'"
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}; check the path, its permissions and the disk"
-    return None
+    reason = disk_reason(error)
+    if reason is None:
+        return None
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return f"{reason}{where}; check the path, its permissions and the disk"
 
 
 def _complain(text: str) -> None:

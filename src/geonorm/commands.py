@@ -15,6 +15,7 @@ from geonorm.data.options import PrepareConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
 from geonorm.inspection.config import InspectConfig
+from geonorm.ranges import check_ranges
 
 _Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
 _Parallel = Annotated[str | None, tyro.conf.arg(metavar="ddp|fsdp", help_behavior_hint="(default: as the recipe says)")]
@@ -28,6 +29,7 @@ _Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(meta
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def compare(config: CompareConfig) -> int:
     """Train one small model for every placement under equal conditions, and report."""
+    check_ranges(config)
     from rich.console import Console
 
     from geonorm.experiments.compare import compare as run
@@ -143,6 +145,7 @@ def export(run: tyro.conf.Positional[Path], out: Path, step: int | None = None) 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def evaluate(config: EvalConfig) -> int:
     """Evaluate a model, stock or rewired: tasks of lm-eval, perplexity and bits per byte on text."""
+    check_ranges(config)
     from rich.console import Console
 
     from geonorm.evaluation.run import run_eval
@@ -157,6 +160,7 @@ def evaluate(config: EvalConfig) -> int:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def generate(config: GenerateConfig) -> int:
     """Write on after prompts, printed as it comes."""
+    check_ranges(config)
     from geonorm.evaluation.run import run_generate
 
     signals.begin()
@@ -168,6 +172,7 @@ def generate(config: GenerateConfig) -> int:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def convert(config: ConvertConfig) -> int:
     """Turn a trained Pre-Norm model into a GeoNorm model to train on from."""
+    check_ranges(config)
     from rich.console import Console
 
     from geonorm.conversion.run import run_convert
@@ -180,6 +185,7 @@ def convert(config: ConvertConfig) -> int:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def inspect_models(config: InspectConfig) -> int:
     """Run text through trained models and show what every sub-layer does to the residual stream."""
+    check_ranges(config)
     from geonorm.report.inspection.show import inspect_and_report
 
     signals.begin()
@@ -201,6 +207,7 @@ def placements() -> int:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def prepare(config: PrepareConfig) -> int:
     """Turn text into packed token files, ready for --data of train and compare."""
+    check_ranges(config)
     from rich.console import Console
 
     from geonorm.data import prepare as run

@@ -5,10 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+# More than this fits no count of anything here, and 32-bit sizes end at it.
+MAX_COUNT = 2**31 - 1
+# Torch takes no larger ones.
+MAX_SEED = 2**63 - 1
 
 
 class UserError(ValueError):
@@ -93,6 +99,17 @@ def plain(name: str, value: object) -> Any:
     raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
 
 
+def disk_reason(error: BaseException) -> str | None:
+    """Why the system did not write or read, in its own words; None for an error of another kind.
+
+    Libraries in Rust raise errors of their own for it, which end in ``(os error 28)``.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"([^:\n]+) \(os error \d+\)", str(error))
+    return found.group(1).strip() if found else None
+
+
 def check_positive(name: str, value: float) -> float:
     """Return ``value`` as a float if it is a finite number above zero.
 
@@ -107,14 +124,16 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
-def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``minimum``.
+def check_count(name: str, value: int, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
+    """Return ``value`` if it is a whole number from ``minimum`` to ``maximum``.
 
     Raises:
-        UserError: `` `name` must be a whole number of at least minimum, got value ``.
+        UserError: `` `name` must be a whole number of at least minimum, got value ``, or the same of the maximum.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise UserError(f"`{name}` must be a whole number of at least {minimum}, got {value!r}")
+    if value > maximum:
+        raise UserError(f"`{name}` must be at most {maximum}, got {value}")
     return int(value)
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from geonorm.ranges import POSITIVE, Count
+
 _Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 _Paths = Annotated[
     tuple[Path, ...], tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="(default: the embedded corpus)")
@@ -32,15 +34,15 @@ class ConvertConfig:
     """Where step sizes are taken from: sequential (the converted model so far) or stock (the model as it was)"""
     retraction: str = "projection"
     """projection (Pre-Norm's own law at one length of the stream), exponential, cayley or a number p"""
-    max_angle: _Angle = None
+    max_angle: Annotated[_Angle, POSITIVE] = None
     """Limit of one step's angle; trained models' first layers move far, so there is none by default"""
     learnable: bool = False
     """Make the step sizes trainable"""
-    windows: int = 16
+    windows: Annotated[int, Count()] = 16
     """Windows to calibrate on, run at once"""
-    eval_windows: int = 32
+    eval_windows: Annotated[int, Count()] = 32
     """Windows held out, from other documents, to measure the loss on before and after"""
-    length: int = 256
+    length: Annotated[int, Count(2)] = 256
     """Tokens a window"""
     dtype: _Dtype = None
     """float32, bfloat16 or float16"""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -24,6 +24,8 @@ from geonorm.models import rewire
 from geonorm.models.card import model_card, save_card
 from geonorm.models.ids import check_ids
 from geonorm.models.load import load_model, quiet_transformers
+from geonorm.models.save import whole_folder
+from geonorm.ops import which
 from geonorm.placements import available, create
 from geonorm.storage import write_json
 from geonorm.training.evaluation import evaluate
@@ -36,8 +38,8 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
     """Convert a model and save it with its tokenizer, a record of the conversion and a README.
 
     Returns:
-        The record: ``model``, ``to``, ``settings``, ``loss_before`` and ``loss_after`` (nats a token on held-out text),
-        ``sublayers`` (angle, across and alpha of each), ``fold_error``.
+        The record: ``model``, ``to``, ``step`` (implementation), ``settings``, ``loss_before`` and ``loss_after`` (nats
+        a token on held-out text), ``sublayers`` (angle, across and alpha of each), ``fold_error``.
 
     Raises:
         UserError: a target that a trained model cannot be converted to, a folder that holds something, or what loading
@@ -48,7 +50,12 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
     source = FileSource(config.text, config.text_column) if config.text else EmbeddedSource()
     model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)
     check_convertible(model)
-    record: dict[str, Any] = {"model": config.model, "to": config.to, "settings": _plain(dataclasses.asdict(config))}
+    record: dict[str, Any] = {
+        "model": config.model,
+        "to": config.to,
+        "step": which(torch.empty(1, 1, device=model.device)),
+        "settings": _plain(dataclasses.asdict(config)),
+    }
     if config.to == "pre":
         rewire(model, "pre")
         say(
@@ -129,18 +136,12 @@ def _loss(model: Any, windows: Tensor) -> float:
 
 
 def _save(model: Any, tokenizer: Any, out: Path, record: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    # Inside, because the folder may be a mount, a link or the current folder, which nothing can be renamed to.
-    with tempfile.TemporaryDirectory(prefix="partial-", dir=out) as name:
-        partial = Path(name)
+    with whole_folder(out) as partial:
         with quiet_transformers():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
         write_json(partial / RECORD, record)
         save_card(partial, lambda: f"---\n{model_card(model).data}\n---\n\n{_readme(record, out)}")
-        # Without its configuration a folder is no model, so that comes last.
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
-            path.rename(out / path.name)
 
 
 def _readme(record: dict[str, Any], out: Path) -> str:

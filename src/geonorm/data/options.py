@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from geonorm.ranges import Count, Number
+
 _Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all documents)")]
 _Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
 _Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: train a BPE)")]
@@ -40,15 +42,15 @@ class PrepareConfig:
     """A tokenizer.json, a folder with one, or a name on the Hub"""
     eos: _Eos = None
     """Its end-of-text token"""
-    vocab_size: int = 2048
+    vocab_size: Annotated[int, Count(257)] = 2048
     """Size of the BPE trained on the text if no tokenizer is given; 257 means bytes"""
-    val_fraction: float = 0.05
+    val_fraction: Annotated[float, Number(0, 0.5, above=True)] = 0.05
     """Share of the text held out to choose on, whole documents"""
-    test_fraction: float = 0.05
+    test_fraction: Annotated[float, Number(0, 0.5, above=True)] = 0.05
     """Share of the text held out to report on, whole documents"""
-    min_documents: int = 8
+    min_documents: Annotated[int, Count()] = 8
     """Fewest documents or groups of a held-out side; with 1, a corpus of one document is cut"""
-    max_share: float = 0.25
+    max_share: Annotated[float, Number(0, 1, above=True)] = 0.25
     """Largest share of a held-out side that one document or group may have"""
     group_by: _Group = None
     """Field or column that names a group (author, repository, site), which is never on two sides"""
@@ -57,11 +59,11 @@ class PrepareConfig:
     text_column: str = "text"
     """Field of JSON and column of Parquet that holds the text; where there is no 'text', a 'prompt' without labels and
     the 'completion' to learn are read, or 'messages' of which those of the assistant are learned"""
-    max_documents: _Count = None
+    max_documents: Annotated[_Count, Count()] = None
     """Read only the first so many documents"""
     skip_unreadable: bool = False
     """Leave a damaged file at its first fault, name it and go on, instead of stopping"""
-    workers: _Workers = None
+    workers: Annotated[_Workers, Count()] = None
     """Processes that encode"""
 
     def arguments(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from geonorm.data.packed import TokenFile
-from geonorm.errors import UserError, check_count
+from geonorm.errors import MAX_SEED, UserError, check_count
 
 
 class Windows:
@@ -37,7 +37,7 @@ class Windows:
             UserError: the file holds less than one window, or none with a label.
         """
         self.length = check_count("length", length)
-        self.seed = check_count("seed", seed, minimum=0)
+        self.seed = check_count("seed", seed, 0, MAX_SEED)
         self.token_file = token_file
         self.num_windows = (token_file.num_tokens - 1) // self.length
         if self.num_windows < 1:
@@ -71,7 +71,7 @@ class Windows:
         return None if self._kept is None else self.gather_mask(self._numbers(start, size))
 
     def _numbers(self, start: int, size: int) -> np.ndarray:
-        start, size = check_count("start", start, minimum=0), check_count("size", size)
+        start, size = check_count("start", start, 0, MAX_SEED), check_count("size", size)
         positions = np.arange(start, start + size)
         epochs, places = np.divmod(positions, self.num_windows)
         chosen = np.empty(size, dtype=np.int64)

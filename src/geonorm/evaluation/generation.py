@@ -11,7 +11,7 @@ import torch
 
 from geonorm.data.raw import one_line
 from geonorm.data.tokenizer import encode_plain
-from geonorm.errors import UserError, check_count, check_positive, check_unicode
+from geonorm.errors import MAX_SEED, UserError, check_count, check_positive, check_unicode
 from geonorm.models.ids import check_ids, padding_id
 
 
@@ -41,7 +41,7 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens)
         check_count("num_beams", self.num_beams)
-        check_count("seed", self.seed, 0)
+        check_count("seed", self.seed, 0, MAX_SEED)
         if self.temperature != 0:
             check_positive("temperature", self.temperature)
         if not 0 < self.top_p <= 1:

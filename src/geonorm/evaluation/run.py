@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,9 +30,8 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
     """Evaluate a model, print tables, write the JSON file if one is asked for.
 
     Returns:
-        What the file holds: ``model``, ``placement`` (None for a stock model),
-        ``step`` (implementation), ``settings``, ``text`` (fields of
-        :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
+        What the file holds: ``model``, ``placement`` (None for a stock model), ``step`` (implementation), ``settings``,
+        ``text`` (fields of :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
     """
     if not config.tasks and not config.text:
         raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")
@@ -39,6 +39,8 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
         check_unicode("out", config.out.absolute())
     if config.out is not None and (config.out.is_dir() or not config.out.absolute().parent.is_dir()):
         raise UserError(f"`out` {config.out} must be a file in a folder that exists")
+    if config.out is not None and config.out.exists() and not _is_results(config.out):
+        raise UserError(f"`out` {config.out} is there and no result of geonorm eval; name another file")
     check_count("batch", config.batch)
     if config.max_documents is not None:
         check_count("max_documents", config.max_documents)
@@ -113,6 +115,15 @@ def _standard_input() -> str:
         raise UserError(
             f"standard input is not UTF-8: byte 0x{error.object[error.start]:02x}; convert it to UTF-8"
         ) from None
+
+
+def _is_results(path: Path) -> bool:
+    """Whether a file was written by this command, so that it may be replaced."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"model", "placement", "settings", "text", "tasks"} <= set(found)
 
 
 def _documents(source: FileSource, limit: int | None) -> Iterator[str]:

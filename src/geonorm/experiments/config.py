@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from geonorm.ranges import FACTOR, SEED, Count, Number
+
 _FROM_PRESET = "(default: from the preset)"
 _Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_FROM_PRESET)]
 _Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_FROM_PRESET)]
@@ -41,53 +43,53 @@ class CompareConfig:
     """Folder for results, report and one folder a trial"""
     resume: bool = False
     """Continue in a folder that exists: finished trials are kept"""
-    steps: _Int = None
+    steps: Annotated[_Int, Count()] = None
     """Optimiser steps a trial"""
-    lrs: _Floats = ()
+    lrs: Annotated[_Floats, FACTOR] = ()
     """Peak learning rates to try, the same for every placement"""
-    seeds: _Ints = ()
+    seeds: Annotated[_Ints, SEED] = ()
     """Seeds. With several rates the first chooses each placement's rate and does not report, the others report"""
     refine: bool = True
     """After the grid, try the neighbours of each best rate, a factor of sqrt(2) away; without them no verdict"""
     full_grid: bool = False
     """Run every learning rate with every seed"""
-    jobs: _Jobs = None
+    jobs: Annotated[_Jobs, Count()] = None
     """Trials side by side"""
     executor: Literal["local", "ray"] = "local"
     """local: processes on this machine; ray: tasks on a Ray cluster"""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT|auto", help_behavior_hint=_OWN_CLUSTER)] = None
     """The running Ray cluster"""
-    cpus_per_trial: int = 1
+    cpus_per_trial: Annotated[int, Count()] = 1
     """CPUs a trial, a thread each (ray)"""
-    gpus_per_trial: float = 0
+    gpus_per_trial: Annotated[float, Number(0, 1e6)] = 0
     """GPUs a trial (ray); below 1 several trials share one"""
-    ranks_per_trial: _Ranks = None
+    ranks_per_trial: Annotated[_Ranks, Count()] = None
     """Processes that train a trial together, on one machine (ray)"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How they share the model: whole on each, or cut up (ray)"""
-    retries: int = 2
+    retries: Annotated[int, Count(0)] = 2
     """Times that a trial starts anew after its worker or machine was lost (ray)"""
-    width: _Int = None
+    width: Annotated[_Int, Count()] = None
     """Width of the model"""
-    depth: _Int = None
+    depth: Annotated[_Int, Count(1, 10_000)] = None
     """Number of layers"""
-    heads: _Int = None
+    heads: Annotated[_Int, Count()] = None
     """Attention heads"""
-    length: _Int = None
+    length: Annotated[_Int, Count()] = None
     """Tokens a window"""
-    batch: _Int = None
+    batch: Annotated[_Int, Count()] = None
     """Windows a step"""
-    accumulation: _Int = None
+    accumulation: Annotated[_Int, Count()] = None
     """Micro-batches that a step is split into"""
-    warmup: _Int = None
+    warmup: Annotated[_Int, Count(0)] = None
     """Steps of warm-up; a tenth of --steps if that is given"""
     precision: _Text = None
     """fp32 or bf16 (autocast)"""
-    weight_decay: _Float = None
+    weight_decay: Annotated[_Float, Number(0, 1e6)] = None
     """AdamW's weight decay"""
-    vocab_size: _Int = None
+    vocab_size: Annotated[_Int, Count(257)] = None
     """Size of the tokenizer trained on the data; 257 means bytes"""
-    eval_windows: _Int = None
+    eval_windows: Annotated[_Int, Count()] = None
     """Windows of the validation text, and of the test text"""
-    eval_every: _Int = None
+    eval_every: Annotated[_Int, Count()] = None
     """Steps between evaluations"""

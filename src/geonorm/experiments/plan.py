@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from geonorm.errors import UserError, check_count, check_positive
+from geonorm.errors import MAX_SEED, UserError, check_count, check_positive
 from geonorm.experiments.cluster import ClusterOptions
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.environment import num_cores
@@ -174,7 +174,7 @@ def make_plan(config: CompareConfig) -> Plan:
     for lr in config.lrs:
         check_positive("lrs", lr)
     for seed in seeds:
-        check_count("seeds", seed, 0)
+        check_count("seeds", seed, 0, MAX_SEED)
     shape = dataclasses.replace(base.shape, **_given(config, "width", "depth", "heads"))
     training = _given(
         config, "steps", "length", "batch", "accumulation", "warmup", "precision", "weight_decay", "eval_windows"

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from geonorm.ranges import Count
+
 _Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")]
 _Paths = Annotated[
     tuple[Path, ...], tyro.conf.arg(help_behavior_hint="(default: documentation of Python's standard library)")
@@ -25,13 +27,13 @@ class InspectConfig:
     """Text, jsonl or parquet files, or folders of them, to run through the models"""
     text_column: str = "text"
     """Column of jsonl and parquet files that holds the text"""
-    windows: int = 4
+    windows: Annotated[int, Count()] = 4
     """Windows of text, from evenly spaced places"""
-    length: _Length = None
+    length: Annotated[_Length, Count()] = None
     """Tokens a window"""
     special_tokens: bool = True
     """Start each window with what the tokenizer puts there by itself, such as a BOS token"""
-    skip_first: int = 1
+    skip_first: Annotated[int, Count(0)] = 1
     """Tokens left out of the statistics at the start of each window; their influence is reported"""
     gradients: bool = False
     """Also measure the gradient norm of each block (a backward pass: about three times the time, twice the memory)"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import math
 import platform
 import shlex
@@ -84,7 +85,11 @@ def check_folder(out: Path, overwrite: bool) -> None:
     check_folder_path("out", out)
     if not out.exists() or not any(out.iterdir()):
         return
-    if not (out / RESULTS).exists():
+    try:
+        found = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not {"format", "models", "text"} <= set(found):
         raise UserError(f"`out` {out} holds files that are no inspection; name another folder")
     if not overwrite:
         raise UserError(f"`out` {out} holds an inspection; add --overwrite to replace it, or name another folder")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from geonorm.errors import UserError, check_count, check_positive, check_unicode, plain, unknown
+from geonorm.errors import UserError, check_unicode, plain, unknown
+from geonorm.ranges import FACTOR, POSITIVE, SEED, Count, Number, check_ranges
 
 PRECISIONS = ("fp32", "bf16")
 TRACKERS = ("tensorboard", "trackio", "wandb")
 
 
-def _check(section: str, value: Any, *counts: str, minimum: int = 1) -> None:
-    for name in counts:
-        check_count(f"{section}.{name}", getattr(value, name), minimum)
+_SHARE = Number(0, 1, above=True)
+_BELOW_ONE = Number(0, 1, below=True)
 
 
 def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -40,20 +40,17 @@ class ModelConfig:
 
     start: Path | None = None
     family: str = "llama"
-    width: int = 128
-    depth: int = 8
-    heads: int = 4
-    kv_heads: int | None = None
-    mlp_width: int | None = None
+    width: Annotated[int, Count()] = 128
+    depth: Annotated[int, Count(1, 10_000)] = 8
+    heads: Annotated[int, Count()] = 4
+    kv_heads: Annotated[int | None, Count()] = None
+    mlp_width: Annotated[int | None, Count()] = None
     tie_embeddings: bool = False
     placement: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check("model", self, "width", "depth", "heads")
-        for name in ("kv_heads", "mlp_width"):
-            if getattr(self, name) is not None:
-                check_count(f"model.{name}", getattr(self, name))
+        check_ranges(self, "model.")
         given = {key: plain(f"model.options.{key}", value) for key, value in self.options.items()}
         object.__setattr__(self, "options", given)
 
@@ -75,20 +72,18 @@ class DataConfig:
 
     sources: tuple[str, ...] = ()
     corpus: Path | None = None
-    vocab_size: int = 2048
-    val_fraction: float = 0.05
-    test_fraction: float = 0.05
-    min_documents: int = 8
-    max_share: float = 0.25
+    vocab_size: Annotated[int, Count()] = 2048
+    val_fraction: Annotated[float, _SHARE] = 0.05
+    test_fraction: Annotated[float, _SHARE] = 0.05
+    min_documents: Annotated[int, Count()] = 8
+    max_share: Annotated[float, _SHARE] = 0.25
     group_by: str | None = None
     dedup: Literal["exact", "near"] | None = None
     text_column: str = "text"
-    length: int = 128
+    length: Annotated[int, Count()] = 128
 
     def __post_init__(self) -> None:
-        _check("data", self, "vocab_size", "length", "min_documents")
-        for name in ("val_fraction", "test_fraction", "max_share"):
-            check_positive(f"data.{name}", getattr(self, name))
+        check_ranges(self, "data.")
         if self.dedup is not None:
             _check_known("data.dedup", self.dedup, ("exact", "near"))
         if self.sources and self.corpus is not None:
@@ -108,19 +103,16 @@ class OptimizerConfig:
     """
 
     name: Literal["adamw", "muon"] = "adamw"
-    lr: float = 4e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    momentum: float = 0.95
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    lr: Annotated[float, FACTOR] = 4e-3
+    betas: Annotated[tuple[float, float], _BELOW_ONE] = (0.9, 0.95)
+    eps: Annotated[float, FACTOR] = 1e-8
+    momentum: Annotated[float, _BELOW_ONE] = 0.95
+    weight_decay: Annotated[float, Number(0, 1e6)] = 0.1
+    clip: Annotated[float, POSITIVE] = 1.0
 
     def __post_init__(self) -> None:
         _check_known("optimizer.name", self.name, ("adamw", "muon"))
-        for name in ("lr", "eps", "clip"):
-            check_positive(f"optimizer.{name}", getattr(self, name))
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"`optimizer.momentum` must lie in [0, 1), got {self.momentum}")
+        check_ranges(self, "optimizer.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,16 +127,13 @@ class ScheduleConfig:
     """
 
     name: Literal["cosine", "wsd"] = "cosine"
-    warmup: int | None = None
-    decay: int | None = None
-    min_lr_ratio: float = 0.1
+    warmup: Annotated[int | None, Count(0)] = None
+    decay: Annotated[int | None, Count(0)] = None
+    min_lr_ratio: Annotated[float, Number(0, 1)] = 0.1
 
     def __post_init__(self) -> None:
         _check_known("schedule.name", self.name, ("cosine", "wsd"))
-        if self.warmup is not None:
-            check_count("schedule.warmup", self.warmup, 0)
-        if self.decay is not None:
-            check_count("schedule.decay", self.decay, 0)
+        check_ranges(self, "schedule.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +147,13 @@ class EvaluationConfig:
         log_every: steps between rows of training loss.
     """
 
-    every: int = 100
-    windows: int = 256
-    layers_every: int = 100
-    log_every: int = 10
+    every: Annotated[int, Count()] = 100
+    windows: Annotated[int, Count()] = 256
+    layers_every: Annotated[int, Count()] = 100
+    log_every: Annotated[int, Count()] = 10
 
     def __post_init__(self) -> None:
-        _check("evaluation", self, "every", "windows", "layers_every", "log_every")
+        check_ranges(self, "evaluation.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,16 +167,13 @@ class SamplingConfig:
         temperature: of the draws; 0 takes the likeliest token.
     """
 
-    every: int = 0
+    every: Annotated[int, Count(0)] = 0
     prompts: tuple[str, ...] = ("The ",)
-    tokens: int = 64
-    temperature: float = 0.8
+    tokens: Annotated[int, Count()] = 64
+    temperature: Annotated[float, Number(0, 1e6)] = 0.8
 
     def __post_init__(self) -> None:
-        _check("sampling", self, "every", minimum=0)
-        _check("sampling", self, "tokens")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"`sampling.temperature` must not be negative, got {self.temperature}")
+        check_ranges(self, "sampling.")
         if self.every and not (self.prompts and all(self.prompts)):
             raise UserError("`sampling.prompts` is empty or holds an empty prompt; give at least one character each")
         for prompt in self.prompts:
@@ -205,14 +191,13 @@ class CheckpointConfig:
         background: write while training goes on; costs memory for one copy of the state. None: on a GPU only.
     """
 
-    every: int = 100
-    keep_last: int = 2
-    keep_every: int = 0
+    every: Annotated[int, Count()] = 100
+    keep_last: Annotated[int, Count()] = 2
+    keep_every: Annotated[int, Count(0)] = 0
     background: bool | None = None
 
     def __post_init__(self) -> None:
-        _check("checkpoint", self, "every", "keep_last")
-        _check("checkpoint", self, "keep_every", minimum=0)
+        check_ranges(self, "checkpoint.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,12 +228,11 @@ class FaultConfig:
             1,000 losses before it.
     """
 
-    max_skipped: int = 10
-    spike_deviations: float = 7.0
+    max_skipped: Annotated[int, Count()] = 10
+    spike_deviations: Annotated[float, POSITIVE] = 7.0
 
     def __post_init__(self) -> None:
-        _check("faults", self, "max_skipped")
-        check_positive("faults.spike_deviations", self.spike_deviations)
+        check_ranges(self, "faults.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,28 +263,26 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     faults: FaultConfig = FaultConfig()
-    steps: int = 500
-    batch: int = 16
-    accumulation: int = 1
+    steps: Annotated[int, Count()] = 500
+    batch: Annotated[int, Count()] = 16
+    accumulation: Annotated[int, Count()] = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     gradient_checkpointing: bool = False
     parallel: Literal["none", "ddp", "fsdp"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    peak_flops: float = 0.0
-    seed: int = 0
+    peak_flops: Annotated[float, Number(-1, 1e30)] = 0.0
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulation"):
-            check_count(name, getattr(self, name))
-        check_count("seed", self.seed, 0)
+        check_ranges(self)
         for name, known in (
             ("precision", PRECISIONS),
             ("parallel", ("none", "ddp", "fsdp")),
             ("device", ("auto", "cpu", "cuda")),
         ):
             _check_known(name, getattr(self, name), known)
-        if self.peak_flops != -1 and not 0 <= self.peak_flops < float("inf"):
+        if -1 < self.peak_flops < 0:
             raise UserError(f"`peak_flops` must be a number of FLOP/s, 0 or -1, got {self.peak_flops}")
         if self.batch % self.accumulation:
             raise UserError(f"`batch` {self.batch} is not a multiple of `accumulation` {self.accumulation}")

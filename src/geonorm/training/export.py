@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from geonorm.errors import UserError, check_unicode
+from geonorm.errors import UserError, check_count, check_unicode
 from geonorm.training import folder as places
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.manifest import Checkpoint, verify
@@ -36,18 +33,21 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
         ``out``.
 
     Raises:
-        UserError: no such run or checkpoint, or something is in the way.
+        UserError: no such run or checkpoint, something is in the way, or the disk is full.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # This import registers the classes of our models as well.
     from geonorm.models.load import quiet_transformers
+    from geonorm.models.save import whole_folder
 
     if not (run / places.RUN).is_file() or not (run / places.MODEL / "config.json").is_file():
         raise UserError(f"{run} is not the folder of a training run; name one that `geonorm train` made")
     check_unicode("out", out.absolute())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"`out` {out} exists and is not empty; name another folder")
+    if step is not None:
+        check_count("step", step, 0)
     checkpoints = Checkpoints(run / places.CHECKPOINTS, solo(torch.device("cpu")))
     found = _find(checkpoints, run, step, say)
     config = AutoConfig.from_pretrained(run / places.MODEL, local_files_only=True)
@@ -58,7 +58,7 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
     if missing:
         raise UserError(f"the checkpoint {found.path} has no {missing[0]}; it is of another model")
     checkpoints.load(found, parameters)
-    with _whole_folder(out) as partial, quiet_transformers():
+    with whole_folder(out) as partial, quiet_transformers():
         model.save_pretrained(partial)
         _tokenizer(run / places.MODEL).save_pretrained(partial)
     say(f"step {found.step} of {run} is in {out}")
@@ -89,19 +89,3 @@ def _tokenizer(folder: Path) -> Any:
     # Documents are packed one after the other, so the token that ends one also stands before the next.
     tokenizer.add_special_tokens({"eos_token": end, "bos_token": end, "pad_token": end})
     return tokenizer
-
-
-@contextlib.contextmanager
-def _whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that gets its name when the block ends well."""
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
-    try:
-        yield partial
-        # mkdtemp makes folders private.
-        partial.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import uuid
@@ -178,6 +179,10 @@ class RunFolder:
                 path.unlink()
             elif not any(path.iterdir()):
                 path.rmdir()
+            elif path.parent.name == CHECKPOINTS:
+                # Somebody's file in a checkpoint's folder, whose name the next run needs.
+                names = (path.with_name(f"left-of-{path.name.lstrip('.')}-{number}") for number in itertools.count(1))
+                path.rename(next(name for name in names if not name.exists()))
 
     def release(self) -> None:
         """Let another process have the folder."""

@@ -43,7 +43,7 @@ MAX_SKIPPED_IN_A_ROW = 10
 SPIKE_DEVIATIONS = 7.0
 # A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
 # one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
-# what a loss may rise above its lowest, or above guessing, without having diverged.
+# what a loss may rise above its lowest without having diverged.
 LEARNED = 0.05
 RISE = 0.5
 # So few steps need not teach a model anything.

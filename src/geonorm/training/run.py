@@ -78,13 +78,15 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
             if request.code == TRY_AGAIN:
                 return TRY_AGAIN
             raise
+        except MemoryError as error:
+            raise UserError(f"out of main memory ({error}); take a smaller model, batch or length") from error
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory ({str(error).splitlines()[0]}); raise `accumulation`, or set "
                 "gradient_checkpointing=true"
             ) from error
         except (dist.DistError, RuntimeError) as error:
-            if "can't allocate memory" in str(error):
+            if "can't allocate memory" in str(error) or "Storage size calculation overflowed" in str(error):
                 raise UserError("out of main memory; take a smaller model, or raise `accumulation`") from error
             if config.parallel == "none" or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from geonorm.report.inspection.words import (
     text_words,
     token_words,
 )
-from geonorm.storage import write_text
+from geonorm.storage import write_json, write_text
 
 PAGE = "inspection.html"
+# Beside the figures, which of them are ours.
+FIGURES = "figures.json"
 HEADINGS = {
     "angle": "How far each sub-layer turns the stream",
     "lengths": "How long the stream and its updates are",
@@ -51,18 +54,26 @@ def write_inspection(out: Path, results: dict[str, Any]) -> Path:
         with style.context():
             drawn = make_figures(results)
             blocks = page_blocks(drawn, out / "figures", HEADINGS)
-        _remove_others(out / "figures", {panel.name for block in drawn for panel in block.panels})
+        _remove_others(out / "figures", [panel.name for block in drawn for panel in block.panels])
         write_text(out / PAGE, _render(results, blocks))
     except OSError as error:
         raise UserError(f"cannot write the report into {out}: {error}") from None
     return out / PAGE
 
 
-def _remove_others(folder: Path, names: set[str]) -> None:
-    """Remove figures of an inspection that was here before: other models have other panels."""
-    for path in folder.iterdir():
-        if path.suffix in (".svg", ".pdf") and path.stem not in names:
-            path.unlink()
+def _remove_others(folder: Path, names: list[str]) -> None:
+    """Remove figures of an inspection that was here before, which has a list of them: other models have others."""
+    record = folder / FIGURES
+    try:
+        before = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = []
+    for name in before if isinstance(before, list) else []:
+        # A name, and no way out of the folder.
+        if name not in names and Path(str(name)).name == name:
+            for suffix in (".svg", ".pdf"):
+                (folder / f"{name}{suffix}").unlink(missing_ok=True)
+    write_json(record, names)
 
 
 def _render(results: dict[str, Any], blocks: list[dict[str, Any]]) -> str:

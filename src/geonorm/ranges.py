@@ -1,0 +1,77 @@
+"""Ranges of options, said where the option is declared: ``steps: Annotated[int, Count(1)] = 500``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import typing
+from typing import Any
+
+from geonorm.errors import MAX_COUNT, MAX_SEED, UserError, check_count, check_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Whole numbers from ``low`` to ``high``."""
+
+    low: int = 1
+    high: int = MAX_COUNT
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise a UserError that names the option, unless the value is one of them."""
+        check_count(name, value, self.low, self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """Finite numbers from ``low`` to ``high``, without the end that ``above`` or ``below`` excludes."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise a UserError that names the option, unless the value is one of them."""
+        if self.low == 0 and self.above:
+            check_positive(name, value)
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+        # Comparisons with NaN are false.
+        high = number < self.high if self.below else number <= self.high
+        low = number > self.low if self.above else number >= self.low
+        if not (low and high):
+            ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+            raise UserError(f"`{name}` must be a number in {ends}, got {value!r}")
+
+
+POSITIVE = Number(0, 1e30, above=True)
+FACTOR = Number(0, 1e6, above=True)
+SEED = Count(0, MAX_SEED)
+
+
+def ranges(kind: Any) -> dict[str, Count | Number]:
+    """The range of every field of a dataclass that has one."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, (Count, Number)):
+                found[name] = mark
+    return found
+
+
+def check_ranges(config: Any, section: str = "") -> None:
+    """Check every field of a dataclass against its range, each item where it holds several; None is always good.
+
+    Args:
+        config: the dataclass.
+        section: what stands before the names of its fields in an error, such as ``"model."``.
+
+    Raises:
+        UserError: a value outside its range.
+    """
+    for name, allowed in ranges(type(config)).items():
+        value = getattr(config, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None:
+                allowed.check(f"{section}{name}", item)
