@@ -45,7 +45,7 @@ def check_cases(corpus, out: Path, placements: list[str]) -> None:
     # A learnable alpha and Muon run as well, and each case under DDP and under FSDP2.
     assert len(cases) == 2 * (len(placements) + 2)
     for case in cases:
-        later = MUON_SHARDED if case["muon"] and case["kind"] == "fsdp" else TWO_RANKS
+        later = MUON_SHARDED if case["muon"] else TWO_RANKS
         assert case["gradient"] <= TWO_RANKS, case
         assert max(case["loss"], case["layers"]) <= later, case
         assert case["losses"][0] > case["losses"][-1]

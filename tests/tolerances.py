@@ -42,7 +42,8 @@ TWO_RANKS = 8 * EPS[torch.float32]
 # A mean loss of a few hundred tokens, or its gradients over their largest entry, added up in another order in float32.
 SAME_LOSS = 8 * EPS[torch.float32]
 
-# Muon's orthogonalisation works in bfloat16; cut over ranks it adds in another order. One rounding of an update, times
+# Muon's orthogonalisation works in bfloat16, so that a last bit of a gradient summed over ranks can turn one of its
+# roundings; cut over ranks it adds in another order besides. One rounding of an update, times
 # the learning rate (4e-3), a few steps.
 MUON_SHARDED = 0.05 * EPS[torch.bfloat16]
 
