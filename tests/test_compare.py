@@ -49,7 +49,8 @@ def finished(tmp_path_factory, data):
     """One whole comparison through the command line: its folder and what it printed. Tests that change it copy it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     printed = io.StringIO()
-    words = ["--lrs", "3e-3", "1e-2", "--seeds", "0", "1", "--placements", "geonorm:decay=sqrt,alpha=0.5", "pre"]
+    words = ["--lrs", "3e-3", "1e-2", "--no-refine", "--seeds", "0", "1", "2"]
+    words += ["--placements", "geonorm:decay=sqrt,alpha=0.5", "pre"]
     with contextlib.redirect_stdout(printed):
         assert run_compare(out, data, *words, "--jobs", "2") == 0
     return out, printed.getvalue()
@@ -66,21 +67,36 @@ def run_compare(out: Path, data: Path, *words: str) -> int:
 def test_results_of_a_whole_comparison(finished):
     out, _ = finished
     results = results_in(out)
-    assert len(results["trials"]) == 2 * (2 + 1)
+    assert len(results["trials"]) == 2 * (2 + 2)
     for trial in results["trials"]:
         assert trial["status"] == "ok"
         assert 0 < trial["val_loss"] < math.log(257)
         assert trial["tokens"] == 6 * 4 * 16
         rows = [json.loads(line) for line in (out / "trials" / trial["id"] / "metrics.jsonl").read_text().splitlines()]
         assert rows[-1]["val_loss"] == trial["val_loss"]
-    means = [row["val_loss_mean"] for row in results["summary"]]
+        assert 0 < trial["test_loss"] != trial["val_loss"]
+    means = [row["test_loss_mean"] for row in results["summary"]]
     assert means == sorted(means)
     for row in results["summary"]:
-        chosen = [t for t in results["trials"] if t["label"] == row["label"] and t["lr"] == row["best_lr"]]
-        assert row["num_seeds"] == len(chosen) == 2
-        assert row["val_loss_mean"] == pytest.approx(np.mean([t["val_loss"] for t in chosen]))
-        assert row["val_loss_ci"][0] <= row["val_loss_mean"] <= row["val_loss_ci"][1]
-        assert row["ci_kind"] == "seeds"
+        mine = [t for t in results["trials"] if t["label"] == row["label"]]
+        assert row["best_lr"] == min((t for t in mine if t["seed"] == 0), key=lambda t: t["val_loss"])["lr"]
+        reporting = [t for t in mine if t["lr"] == row["best_lr"] and t["seed"] != 0]
+        assert row["num_seeds"] == len(reporting) == 2
+        assert row["test_loss_mean"] == pytest.approx(np.mean([t["test_loss"] for t in reporting]))
+        assert row["test_loss_ci"][0] <= row["test_loss_mean"] <= row["test_loss_ci"][1]
+        assert row["ci_kind"] == "seeds and documents"
+        assert (row["tuned"], row["verdict"]) == (False, None)
+    assert results["rates"] == {
+        "source": "searched",
+        "refined": False,
+        "selection_seed": 0,
+        "reporting_seeds": [1, 2],
+        "found": "",
+    }
+    corpus = results["corpus"]
+    assert corpus["num_groups_test"] == corpus["num_documents_test"] >= 8
+    assert 0 < corpus["largest_share_test"] <= 0.25
+    assert 0 <= corpus["overlap_test"] <= 1
     assert results["environment"]["threads_per_trial"] == 1
     assert results["trials"][0]["options"] == {"decay": "sqrt", "alpha": 0.5}
     resolved = yaml.safe_load((out / "config.yaml").read_text())
@@ -90,11 +106,11 @@ def test_results_of_a_whole_comparison(finished):
 
 def test_page_and_printed_lines_of_a_whole_comparison(finished):
     out, printed = finished
-    best = results_in(out)["summary"][0]["val_loss_mean"]
+    best = results_in(out)["summary"][0]["test_loss_mean"]
     assert f"{best:.3f}" in (out / "report.html").read_text()
     assert f"{best:.3f}" in printed
     assert list((out / "figures").glob("*.svg"))
-    assert "[6/6] " in printed
+    assert "[8/8] " in printed
     assert "report:" in printed
     assert "\x1b" not in printed
 
@@ -151,6 +167,39 @@ def test_resume_with_other_settings_is_refused_and_loses_nothing(finished, tmp_p
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_a_comparison_of_another_version_is_not_resumed(finished, tmp_path, capsys):
+    out, words = copied(finished, tmp_path)
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    del config["format"]
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(words) == 2
+    assert "holds a comparison of another version of geonorm; name another folder" in capsys.readouterr().err
+
+
+def test_a_search_goes_on_until_the_best_rate_has_neighbours(tmp_path, data, monkeypatch):
+    """With made-up results: the grid, its refinements, then the seeds that report."""
+
+    def run(self, trials, root, corpus):
+        results = []
+        for trial in trials:
+            loss = 3 + abs(math.log(trial.training.lr / 6e-3)) + 0.01 * trial.training.seed
+            results.append(trial.result("ok", "", val_loss=loss, test_loss=loss, test_bits_per_byte=loss))
+            (root / trial.id).mkdir()
+            self.on_finish(trial, results[-1])
+        return results
+
+    monkeypatch.setattr(LocalExecutor, "run", run)
+    words = ["--placements", "pre", "post", "--lrs", "4e-3", "8e-3", "1.6e-2", "--seeds", "0", "1", "2", "3"]
+    assert run_compare(tmp_path / "run", data, *words) == 0
+    results = results_in(tmp_path / "run")
+    for row in results["summary"]:
+        assert (row["best_lr"], row["tuned"], row["num_seeds"]) == (5.66e-3, True, 3)
+        assert row["lrs_tried"] == [4e-3, 5.66e-3, 8e-3, 1.13e-2, 1.6e-2]
+        assert row["test_loss_mean"] == pytest.approx(3.02 + abs(math.log(5.66 / 6)))
+    assert results["rates"]["refined"]
+    assert [trial["seed"] for trial in results["trials"]] == [0] * 10 + [1, 1, 2, 2, 3, 3]
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path, data, capsys):
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     assert run_compare(tmp_path, data, "--resume") == 2
@@ -186,7 +235,7 @@ def test_a_killed_trial_names_the_signal(tmp_path, data, monkeypatch):
     monkeypatch.setattr(LocalExecutor, "_start", start)
     assert run_compare(tmp_path / "run", data, "--placements", "pre") == 1
     assert "killed by signal 9" in results_in(tmp_path / "run")["trials"][0]["message"]
-    assert results_in(tmp_path / "run")["summary"][0]["val_loss_mean"] is None
+    assert results_in(tmp_path / "run")["summary"][0]["test_loss_mean"] is None
 
 
 def test_an_interrupt_ends_every_process(tmp_path, data, monkeypatch, capsys):
@@ -222,7 +271,7 @@ def test_a_comparison_that_is_killed_leaves_no_process(tmp_path, data):
 
 
 def test_a_diverged_trial_is_a_result(tmp_path, data):
-    assert run_compare(tmp_path / "run", data, "--placements", "pre", "--lrs", "3e-3", "1000") == 0
+    assert run_compare(tmp_path / "run", data, "--placements", "pre", "--lrs", "3e-3", "1000", "--no-refine") == 0
     results = results_in(tmp_path / "run")
     statuses = {t["lr"]: t["status"] for t in results["trials"]}
     # Which of the two it is may depend on the processor; that it is lost does not.
@@ -309,7 +358,7 @@ def test_results_are_whole_after_every_trial(tmp_path, data, monkeypatch):
     assert run_compare(tmp_path / "run", data, "--placements", "pre", "post", "--jobs", "1") == 0
     halfway = seen[1]
     assert [trial["placement"] for trial in halfway["trials"]] == ["pre"]
-    assert "The comparison is not finished: 1 of 2 trials have ended." in halfway["notes"]
+    assert "The comparison is not finished: 1 trial has ended." in halfway["notes"]
     assert not any("not finished" in note for note in results_in(tmp_path / "run")["notes"])
 
 

@@ -28,7 +28,8 @@ def notes(plan: Plan, corpus: Corpus, trials: list[dict[str, Any]], complete: bo
     if len({trial.get("code") for trial in trials if trial["status"] != "failed"}) > 1:
         sentences.append("The trials did not all run on the same version of the code.")
     if not complete:
-        sentences.append(f"The comparison is not finished: {len(trials)} trials have ended.")
+        ended = "1 trial has" if len(trials) == 1 else f"{len(trials)} trials have"
+        sentences.append(f"The comparison is not finished: {ended} ended.")
     elif unnamed:
         sentences.append(f"The folder holds {unnamed} more trials that are not part of this comparison.")
     return sentences
