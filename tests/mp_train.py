@@ -35,12 +35,16 @@ SETTINGS = TrainSettings(
 
 
 class Ragged(Windows):
-    """Windows with labels at their ends alone: the more, the higher the position in the batch."""
+    """Windows with labels at their ends alone: the more, the higher the position in the batch.
+
+    In the second step those of the first rank have none, in the third nobody's.
+    """
 
     def mask(self, start: int, size: int):
         mask = np.zeros((size, self.length + 1), dtype=bool)
         for row in range(size):
-            mask[row, -2 - (start + row) % SETTINGS.batch :] = True
+            step, place = divmod(start + row, SETTINGS.batch)
+            mask[row, -2 - place :] = not (step == 2 or (step == 1 and place < SETTINGS.batch // 2))
         return mask
 
 

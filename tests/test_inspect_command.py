@@ -101,10 +101,15 @@ def test_figures_are_written_and_the_same_numbers_give_the_same_bytes(two):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     write_inspection(out, json.loads((out / "inspection.json").read_text()))
     assert {path: path.read_bytes() for path in before} == before
-    stale = out / "figures" / "angle.svg"
-    stale.write_text("of another inspection")
+    stale, mine = out / "figures" / "angle.svg", out / "figures" / "mine.svg"
+    for path in (stale, mine):
+        path.write_text("of another inspection, or of the user")
+    listed = out / "figures" / "figures.json"
+    listed.write_text(json.dumps([*json.loads(listed.read_text()), "angle"]))
     write_inspection(out, json.loads((out / "inspection.json").read_text()))
     assert not stale.exists()
+    assert mine.exists()
+    mine.unlink()
 
 
 def test_one_gguf_file_on_the_default_text(tmp_path, capsys):

@@ -44,9 +44,9 @@ class PrepareConfig:
     """Its end-of-text token"""
     vocab_size: Annotated[int, Count(257)] = 2048
     """Size of the BPE trained on the text if no tokenizer is given; 257 means bytes"""
-    val_fraction: Annotated[float, Number(0, 0.5, above=True)] = 0.05
+    val_fraction: Annotated[float, Number(0, 1, above=True)] = 0.05
     """Share of the text held out to choose on, whole documents"""
-    test_fraction: Annotated[float, Number(0, 0.5, above=True)] = 0.05
+    test_fraction: Annotated[float, Number(0, 1, above=True)] = 0.05
     """Share of the text held out to report on, whole documents"""
     min_documents: Annotated[int, Count()] = 8
     """Fewest documents or groups of a held-out side; with 1, a corpus of one document is cut"""
