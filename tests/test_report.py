@@ -237,6 +237,15 @@ def test_edited_settings_and_metrics_do_not_end_in_a_traceback(tmp_path):
     write_report(tmp_path)
 
 
+def test_rows_that_are_equal_to_the_bit_have_a_page(tmp_path):
+    results = build_results(losses={"pre": 1.5, "post": 1.5}, lrs=(0.004,))
+    for entry in (*results["trials"], *results["summary"]):
+        entry.update({key: 1.5 for key in ("test_loss", "val_loss", "test_loss_mean") if key in entry})
+        if entry.get("difference"):
+            entry["difference"] |= {"mean": 0.0, "ci": [0.0, 0.0], "ci_corrected": [0.0, 0.0]}
+    assert "0.000 [0.000, 0.000]" in report(tmp_path, results)
+
+
 def test_spread_keeps_distance_order_and_bounds():
     wanted = [50.0, 51.0, 10.0, 49.0, 99.0]
     placed = spread(wanted, 12, 0, 100)

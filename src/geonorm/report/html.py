@@ -266,7 +266,8 @@ def _dots(cells: list[Cells], colours: list[str]) -> tuple[list[Dot], dict[str, 
     # Two seeds can give an interval a hundred times as wide as the spread of the rows.
     low = max(min(kept + edges), kept[0] - 2 * span)
     high = min(max(kept + edges), kept[-1] + 2 * span)
-    pad = 0.04 * (high - low)
+    # Rows can be equal to the bit, as a placement and the same one spelt otherwise are.
+    pad = 0.04 * max(high - low, span)
     low, high = low - pad, high + pad
 
     def place(value: float) -> float:
