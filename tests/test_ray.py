@@ -184,10 +184,19 @@ def test_a_trial_on_a_machine_that_does_not_see_the_corpus(address, cache, data,
 
     monkeypatch.setattr(remote, "CorpusOffer", hidden)
     monkeypatch.setattr("geonorm.experiments.corpus_transfer.PIECE_BYTES", 10_000)
+    handlers, original = set(), Display.progress
+
+    def progress(self, running):
+        handlers.add(signal.getsignal(signal.SIGTERM))
+        original(self, running)
+
+    monkeypatch.setattr(Display, "progress", progress)
+    before = signal.getsignal(signal.SIGTERM)
     assert run_compare(tmp_path / "run", data, "--placements", "pre", *on_ray(address)) == 0
     assert "sending it through Ray" in capsys.readouterr().out
     # Ray puts a handler of its own there, which would leave trials running and say nothing.
-    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert [getattr(handler, "__module__", None) for handler in handlers] == ["geonorm.signals"]
+    assert signal.getsignal(signal.SIGTERM) is before
     (received,) = (path for path in (cache / "received").iterdir() if path.is_dir())
     key = corpus_key(received)
     assert received.name == key
@@ -243,7 +252,7 @@ def test_other_code_than_the_cluster_runs_is_refused(address, data, tmp_path, mo
         (["--gpus-per-trial", "1"], "`gpus_per_trial` is for Ray; add --executor ray"),
         (["--executor", "ray", "--cpus-per-trial", "0"], "`cpus_per_trial` must be a whole number of at least 1"),
         (["--executor", "ray", "--gpus-per-trial", "1.5"], "`gpus_per_trial` above 1 must be a whole number, got 1.5"),
-        (["--executor", "ray", "--gpus-per-trial", "-1"], "`gpus_per_trial` must be positive, got -1"),
+        (["--executor", "ray", "--gpus-per-trial", "-1"], "`gpus_per_trial` must be a number in [0, 1e+06], got -1"),
         (["--executor", "ray", "--ranks-per-trial", "2"], "`ranks_per_trial` 2 needs as many --cpus-per-trial, got 1"),
         (
             ["--executor", "ray", "--ranks-per-trial", "3", "--cpus-per-trial", "3"],
