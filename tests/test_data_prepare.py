@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from corpora import FEW
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.data import build as BUILD
-from geonorm.data.embedded import MAX_BYTES, EmbeddedSource, docstrings
+from geonorm.data.document import group_of
+from geonorm.data.embedded import EmbeddedSource, docstrings
 from geonorm.errors import UserError
 
 WORDS = ["the", "sphere", "and", "stream", "walk", "along", "a", "great", "circle", "with", "smaller", "steps"]
@@ -264,10 +265,16 @@ def test_embedded_corpus(tmp_path):
 
 
 @pytest.mark.slow
-def test_embedded_corpus_whole():
+def test_embedded_corpus_whole(tmp_path):
     documents = list(EmbeddedSource().documents(Counter()))
-    assert 5_000_000 < sum(len(text.encode()) for text in documents) <= MAX_BYTES
+    assert sum(len(text.encode()) for text in documents) > 5_000_000
     assert len(set(documents)) == len(documents)
+    groups = {group_of(text) for text in documents}
+    assert {"json", "asyncio", "dataclasses"} < groups
+    description = prepare(cache_dir=tmp_path, vocab_size=512).description
+    for side in ("val", "test"):
+        assert description["num_groups"][side] >= 8
+        assert description["overlap"][side] < 0.05
 
 
 def test_docstrings_come_in_source_order():

@@ -66,7 +66,9 @@ def open_sources(
     """
     if paths is None:
         if group_by is not None:
-            raise UserError("`group_by` names a column, and the embedded corpus has none; leave it out")
+            raise UserError(
+                "`group_by` names a column; the embedded corpus is grouped by package already, leave it out"
+            )
         return EmbeddedSource()
     hub: list[Source] = [HubSource(path, text_column, group_by, chat) for path in paths if is_hub(path)]
     files = [path for path in paths if not is_hub(path)]

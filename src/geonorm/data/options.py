@@ -51,7 +51,7 @@ class PrepareConfig:
     min_documents: Annotated[int, Count()] = 8
     """Fewest documents or groups of a held-out side; with 1, a corpus of one document is cut"""
     max_share: Annotated[float, Number(0, 1, above=True)] = 0.25
-    """Largest share of a held-out side that one document or group may have"""
+    """Largest share of a held-out side's bytes that one document or group may have"""
     group_by: _Group = None
     """Field or column that names a group (author, repository, site), which is never on two sides"""
     dedup: _Dedup = None

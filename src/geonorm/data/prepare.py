@@ -75,11 +75,11 @@ def prepare(
         test_fraction: the same for the test side, which is reported; both together at most 0.5.
         min_documents: fewest documents (or groups) of a held-out side. With 1, a corpus of one document is cut at line
             breaks.
-        max_share: largest share of a held-out side that one document (or group) may have.
+        max_share: largest share of a held-out side's bytes that one document (or group) may have.
         group_by: column of JSON, Parquet and Hub records that names a group, such as an author or a repository;
             a group is never on two sides.
         dedup: ``"exact"`` leaves out copies that differ in blanks and case at most, ``"near"`` also what
-            `geonorm.data.near.NearDuplicates` finds; memory then grows with the number of documents.
+            `geonorm.data.dedup.Deduplication` finds; memory then grows with the number of documents.
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
@@ -266,8 +266,8 @@ def _summarized(corpus: Corpus, say: Report) -> Corpus:
     share, repeated, groups = facts["largest_share"], facts["overlap"], facts["num_groups"]
     say(
         f"held out: {groups[VAL]:,} and {groups[TEST]:,} distinct documents or groups, the largest {share[VAL]:.1%} and"
-        f" {share[TEST]:.1%} of its side; {repeated[VAL]:.1%} and {repeated[TEST]:.1%} of the tokens lie in a run of"
-        f" {repeated['ngram']} that is in the training text too"
+        f" {share[TEST]:.1%} of its side's tokens; {repeated[VAL]:.1%} and {repeated[TEST]:.1%} of the tokens lie in a"
+        f" run of {repeated['ngram']} that is in the training text too"
     )
     for note in facts["notes"]:
         say(note)
