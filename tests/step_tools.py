@@ -111,7 +111,7 @@ def check_half_precision(dtype, retraction, impl, device="cpu", size=1.0, max_an
 def check_radius_along_the_row(step, dtype, dim, device="cpu"):
     """``|y| = |x|`` where u lies ever more along x: 4 eps sqrt(d), and the rounding of y where that is coarser."""
     for times in (1, 4, 10, 100, 1e4, 1e6):
-        x, v = (rows(64, dim, dtype=dtype, grad=False) for _ in range(2))
+        x, v = (rows(max(4, 4096 // dim), dim, dtype=dtype, grad=False) for _ in range(2))
         # In float32, whatever the dtype of x: bfloat16 would keep nothing of v beside 1000 x.
         for u in (times * x.double() + v.double(), -times * x.double() + v.double()):
             y = step(x.to(device), u.float().to(device)).cpu().double()

@@ -23,6 +23,7 @@ SAME_32 = 128 * EPS[torch.float32]
 OPTIONS = {
     "geonorm cayley learnable": ("geonorm", {"retraction": "cayley", "learnable": True, "max_angle": None}),
     "geonorm normalised p": ("geonorm", {"retraction": 3.0, "normalize_update": True, "alpha": 2.0}),
+    "geonorm limit first": ("geonorm", {"max_update_angle": 0.2, "learnable_angle": True, "alpha": 2.0}),
     "geonorm wrapping": ("geonorm", {"alpha": 8.0, "max_angle": None, "decay": "none"}),
     "pre entry": ("pre", {"normalize_entry": True}),
     "output stock entry": ("output", {"normalize_entry": False}),

@@ -20,6 +20,7 @@ VARIANTS = {
     **{name: (name, {}) for name in available()},
     "geonorm learnable": ("geonorm", {"learnable": True, "decay": "sqrt", "normalize_update": True}),
     "geonorm cayley": ("geonorm", {"retraction": "cayley", "per": "sublayer", "max_angle": None}),
+    "geonorm limit first": ("geonorm", {"max_update_angle": 0.5, "learnable_angle": True, "max_angle": 0.6}),
     "geonorm step by step": ("geonorm", {"alphas": [0.9, 0.4, 0.7, 0.2, 0.5, 0.1]}),
     "pre normalised entry": ("pre", {"normalize_entry": True}),
 }

@@ -14,7 +14,7 @@ from geonorm import UserError, geometry
 from geonorm.placements import Wiring, create, unit_rms
 from geonorm.schedules import step_sizes
 from placement_table import Recorder, wired
-from tolerances import EPS
+from tolerances import EPS, SAME_64
 
 # --- step sizes -----------------------------------------------------------------------------------------------------
 
@@ -116,6 +116,63 @@ def test_learnable_alpha_survives_saving_copying_and_reset():
     raw = wiring.connections[2].connection
     raw.reset_parameters()
     assert float(raw.alpha.detach()) == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("learned", [(1.0, 0.0), (0.7, 0.2), (0.5, -0.3)])
+@pytest.mark.parametrize("max_angle", [None, math.pi / 4])
+def test_limit_scale_and_shift_before_the_decay(max_angle, learned):
+    """``theta = min(alpha (scale min(t, limit) + shift), max_angle)`` along the tangent part of u."""
+    scale, shift = learned
+    limits = {"max_update_angle": math.pi / 4, "max_angle": max_angle}
+    connection = wired("geonorm", 16, torch.float64, alpha=1.5, decay="none", learnable_angle=True, **limits)
+    start = dict(connection.connection.named_parameters())
+    assert {name: value.tolist() for name, value in start.items()} == {"angle_scale": [1.0], "angle_shift": [0.0]}
+    with torch.no_grad():
+        connection.connection.angle_scale.fill_(scale)
+        connection.connection.angle_shift.fill_(shift)
+    x = unit_rms(torch.randn(60, 16, dtype=torch.float64))
+    u = torch.randn(60, 16, dtype=torch.float64) * torch.logspace(-3, 2, 60, dtype=torch.float64)[:, None]
+    v = u - (u * x).sum(-1, keepdim=True) / 16 * x
+    length = v.norm(dim=-1, keepdim=True)
+    t = length / 4
+    # A shift fades out where there is next to nothing to be shifted.
+    theta = 1.5 * (scale * t.clamp(max=math.pi / 4) + shift * t / (t.square() + 1e-8).sqrt())
+    if max_angle is not None:
+        theta = theta.clamp(-max_angle, max_angle)
+    want = theta.cos() * x + theta.sin() * 4 * v / length
+    torch.testing.assert_close(connection(x, Recorder(u)), want, rtol=0, atol=SAME_64)
+
+
+@pytest.mark.parametrize("options", [{"max_update_angle": 0.3}, {"max_update_angle": 0.3, "learnable_angle": True}])
+def test_derivatives_with_a_limit_before_the_decay(options):
+    connection = wired("geonorm", 6, torch.float64, **options)
+    x = unit_rms(torch.randn(5, 6, dtype=torch.float64)).requires_grad_()
+    # Far below the limit, far above it, and no tangent part at all, where finite differences cannot follow a shift.
+    sizes = torch.tensor([0.02, 0.1, 5.0, 30.0, 0.1 if "learnable_angle" in options else 0.0], dtype=torch.float64)
+    u = torch.randn(5, 6, dtype=torch.float64) * sizes[:, None]
+    parameters = tuple(connection.parameters())
+
+    def step(x, u, *parameters):
+        return connection(x, Recorder(u))
+
+    inputs = (x, u.requires_grad_(), *parameters)
+    assert torch.autograd.gradcheck(step, inputs)
+    assert torch.autograd.gradgradcheck(step, inputs)
+    still = connection(x, Recorder(u * 0))
+    torch.testing.assert_close(still, x, rtol=0, atol=SAME_64)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(still.sum(), inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_limit_before_the_decay_bounds_the_angle(dtype):
+    connection = wired("geonorm", 32, dtype, alpha=0.5, decay="none", max_update_angle=0.4)
+    x = unit_rms(torch.randn(100, 32)).to(dtype)
+    u = (torch.randn(100, 32) * torch.logspace(-6, 6, 100)[:, None]).to(dtype)
+    moved = geometry.angle(x.double(), connection(x, Recorder(u)).double())
+    assert float(moved.max()) <= 0.2 + 4 * EPS[dtype]
+    plain = wired("geonorm", 32, dtype, alpha=0.5, decay="none")
+    # Rows below the limit: the plain step, its rounding apart.
+    assert (connection(x, Recorder(u))[:40] - plain(x, Recorder(u))[:40]).abs().max() <= 4 * EPS[dtype]
 
 
 @pytest.mark.parametrize("retraction", ["exponential", "projection", "cayley", 3.0])

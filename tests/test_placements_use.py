@@ -95,6 +95,7 @@ class TinyModel(nn.Module):
 VARIANTS = [
     *NAMES,
     "geonorm:learnable=true",
+    "geonorm:max_update_angle=0.7,learnable_angle=true",
     "geonorm:normalize_update=true,retraction=cayley,max_angle=none",
     "geonorm:retraction=1.5,decay=none,per=sublayer",
     "pre:normalize_entry=true",
@@ -266,6 +267,8 @@ MISTAKES = {
     "max_angle": (lambda: create("geonorm", max_angle=0), "`max_angle` must be positive, got 0"),
     "per": (lambda: create("geonorm", per="block"), "`per` must be 'layer' or 'sublayer', got 'block'"),
     "learnable": (lambda: create("geonorm", learnable=1), "`learnable` of placement 'geonorm' must be .*, got 1"),
+    "limit": (lambda: create("geonorm", max_update_angle=0), "`max_update_angle` must be positive, got 0"),
+    "angle": (lambda: create("geonorm", learnable_angle=1), "`learnable_angle` of placement 'geonorm' must be"),
     "normalize": (lambda: create("geonorm", normalize_update="yes"), "`normalize_update` of placement 'geonorm'"),
     **{
         f"entry {name}": (

@@ -189,10 +189,10 @@ def _sphere_angle(connection: SphereConnection, update: Tensor, across: Tensor) 
     if connection.normalize_update:
         # Scaling u scales its part across by the same factor.
         across = across * torch.rsqrt(update.square().mean(-1, keepdim=True) + 1e-6)
-    t = connection.alpha * across
+    t = connection.alpha * across * connection.stretch(across.square())
     p = geometry.retraction_exponent(connection.retraction)
     theta = t if p == math.inf else p * torch.atan(t / p)
-    return theta if connection.max_angle is None else theta.clamp_max(connection.max_angle)
+    return theta if connection.max_angle is None else theta.clamp(-connection.max_angle, connection.max_angle)
 
 
 class _FinalNorm(nn.Module):

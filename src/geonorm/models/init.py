@@ -15,7 +15,7 @@ from geonorm.models.adapter import Adapter
 from geonorm.models.registry import adapter_for, config_placement, is_rewired
 from geonorm.models.weights import Part, whole
 from geonorm.placements import base_std
-from geonorm.placements.base import WEIGHT_ROLES, Placement
+from geonorm.placements.base import WEIGHT_ROLES, Connection, Placement
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,7 +44,7 @@ def init_weights(model: Model) -> Model:
     """Draw every weight of a rewired model anew, in place, from torch's global generator.
 
     Base standard deviation ``initializer_range * sqrt(768 / width)``, times the gain that the placement gives to the
-    weight's role; gains of norms 1, biases 0, learnable step sizes at their start. Draws follow the order of
+    weight's role; gains of norms 1, biases 0, parameters of a connection at their start. Draws follow the order of
     ``named_parameters()``, which differs between placements only by constants, so with one seed every placement starts
     from the same draws up to their scale.
 
@@ -92,9 +92,10 @@ def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers:
             initializers.constant_(part.view, adapter.unit_gain)
         elif part.role == "bias":
             initializers.zeros_(part.view)
-        elif part.role == "alpha":
-            connection: Any = model.get_submodule(name.rpartition(".")[0])
-            initializers.constant_(part.view, connection.initial_raw_alpha)
+        elif part.role == "step":
+            owner, _, leaf = name.rpartition(".")
+            connection: Any = model.get_submodule(owner)
+            initializers.constant_(part.view, connection.initial_value(leaf))
         else:
             initializers.normal_(part.view, 0.0, _expected_std(model, placement, part))
 
@@ -127,8 +128,8 @@ def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
 
 
 def _parts(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[Part]:
-    if name.endswith("raw_alpha"):
-        return whole(parameter, "alpha")
+    if isinstance(model.get_submodule(name.rpartition(".")[0]), Connection):
+        return whole(parameter, "step")
     if name.endswith("bias"):
         return whole(parameter, "bias")
     parts = adapter.parts_of(name, parameter, model.config)

@@ -33,7 +33,7 @@ Role = Literal[
     "head",
     "norm",
     "bias",
-    "alpha",
+    "step",
 ]
 SUBLAYERS = ("attention", "mlp")
 WEIGHT_ROLES = (

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from geonorm.errors import UserError, check_positive
-from geonorm.geometry import retraction_exponent
+from geonorm.geometry import retraction_exponent, tangent
 from geonorm.ops import sphere_step
 from geonorm.placements.base import Connection, Norms, Placement, Site, Sublayer, check_flag, unit_rms
 from geonorm.schedules import step_sizes
+
+# Of t squared, where the shift of a shorter tangent part fades out.
+_SMALLEST_SQUARE = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,12 @@ class GeoNorm(Placement):
         per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
         retraction: ``"exponential"``, ``"projection"``, ``"cayley"`` or a positive number p.
         max_angle: upper limit of the angle that one step travels, in radians; None, as in every formula of the paper,
-            for no limit. A row at the limit learns no length. A public re-implementation clamps to pi/4.
+            for no limit. A row at the limit learns no length.
+        max_update_angle: upper limit of ``t = |v| / |x|``, before the step size multiplies it; None for no limit. A
+            public re-implementation of the paper limits this to pi/4, then scales and shifts it, then multiplies by the
+            step size, then limits the product to pi/4 (``max_angle``).
+        learnable_angle: a trainable scale and shift of t after its limit, ``alpha (scale t + shift)``: two parameters
+            of shape ``[1]`` a connection that start at 1 and 0.
         learnable: one trainable alpha a connection (softplus of a parameter of shape ``[1]``).
         normalize_update: bring the sub-layer output to RMS 1 first, so that the angle is at most phi(alpha_k).
         alphas: the step size of every sub-layer, attention of layer 1 first, two a layer; in place of alpha, decay and
@@ -41,6 +49,8 @@ class GeoNorm(Placement):
     per: Literal["layer", "sublayer"] = "layer"
     retraction: str | float = "exponential"
     max_angle: float | None = None
+    max_update_angle: float | None = None
+    learnable_angle: bool = False
     learnable: bool = False
     normalize_update: bool = False
     alphas: tuple[float, ...] | None = None
@@ -49,11 +59,12 @@ class GeoNorm(Placement):
         step_sizes(self.decay, self.alpha, 1)
         if retraction_exponent(self.retraction) == math.inf and self.retraction != "exponential":
             raise UserError("`retraction` with an infinite p is the exponential map; write 'exponential'")
-        if self.max_angle is not None:
-            check_positive("max_angle", self.max_angle)
+        for name in ("max_angle", "max_update_angle"):
+            if (limit := getattr(self, name)) is not None:
+                check_positive(name, limit)
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
-        check_flag(self, "learnable", "normalize_update")
+        check_flag(self, "learnable", "learnable_angle", "normalize_update")
         if self.alphas is not None:
             object.__setattr__(self, "alphas", self._checked_alphas(self.alphas))
 
@@ -110,22 +121,25 @@ class SphereConnection(Connection):
         self.initial_alpha = alpha
         self.retraction = placement.retraction
         self.max_angle = placement.max_angle
+        self.max_update_angle = placement.max_update_angle
         self.normalize_update = placement.normalize_update
         # Shape [1], because sharded training rejects parameters without an axis.
         self.raw_alpha = nn.Parameter(torch.empty(1)) if placement.learnable else None
+        self.angle_scale = nn.Parameter(torch.empty(1)) if placement.learnable_angle else None
+        self.angle_shift = nn.Parameter(torch.empty(1)) if placement.learnable_angle else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set a learnable alpha to its start value."""
-        if self.raw_alpha is not None:
+        """Set what is learnable to its start values."""
+        for name, parameter in self.named_parameters():
             with torch.no_grad():
-                self.raw_alpha.fill_(self.initial_raw_alpha)
+                parameter.fill_(self.initial_value(name))
 
-    @property
-    def initial_raw_alpha(self) -> float:
-        """The parameter value whose softplus is the step size at the start."""
+    def initial_value(self, name: str) -> float:
+        """Start value of a parameter; that of ``raw_alpha`` is the number whose softplus is the step size."""
         alpha = self.initial_alpha
-        return alpha + math.log(-math.expm1(-alpha))
+        raw_alpha = alpha + math.log(-math.expm1(-alpha))
+        return {"raw_alpha": raw_alpha, "angle_scale": 1.0, "angle_shift": 0.0}[name]
 
     @property
     def alpha(self) -> float | Tensor:
@@ -134,12 +148,28 @@ class SphereConnection(Connection):
             return self.initial_alpha
         return functional.softplus(self.raw_alpha.to(torch.promote_types(self.raw_alpha.dtype, torch.float32)))
 
+    def stretch(self, square: Tensor) -> Tensor | float:
+        """By how much the limit, the scale and the shift multiply a tangent part, given ``t^2``; smooth at 0."""
+        factor: Tensor | float = 1.0
+        if self.max_update_angle is not None:
+            beyond = square > self.max_update_angle**2
+            root = torch.where(beyond, square, 1.0).sqrt()
+            factor = torch.where(beyond, self.max_update_angle / root, 1.0)
+        if self.angle_scale is not None and self.angle_shift is not None:
+            # A row with no tangent part has no direction to be shifted along.
+            factor = self.angle_scale * factor + self.angle_shift * torch.rsqrt(square + _SMALLEST_SQUARE)
+        return factor
+
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Take the step that the sub-layer asks for."""
         update = sublayer(stream)
         if self.normalize_update:
             wide = update.to(torch.promote_types(update.dtype, torch.float32))
             update = functional.rms_norm(wide, wide.shape[-1:], eps=1e-6).to(update.dtype)
+        if self.max_update_angle is not None or self.angle_scale is not None:
+            dtype = torch.promote_types(torch.promote_types(stream.dtype, update.dtype), torch.float32)
+            v = tangent(stream.to(dtype), update.to(dtype))
+            update = v * self.stretch(v.square().mean(-1, keepdim=True))
         # The radius is named, not taken from the stream, so that rounding in bfloat16 cannot add up over the depth.
         return sphere_step(
             stream,
@@ -151,5 +181,7 @@ class SphereConnection(Connection):
         )
 
     def extra_repr(self) -> str:
-        """Step size, retraction and limit."""
-        return f"alpha={self.initial_alpha:.4g}, retraction={self.retraction!r}, max_angle={self.max_angle}"
+        """Step size, retraction and limits."""
+        words = f"alpha={self.initial_alpha:.4g}, retraction={self.retraction!r}, max_angle={self.max_angle}"
+        limit = self.max_update_angle
+        return words if limit is None else f"{words}, max_update_angle={limit}"
