@@ -205,7 +205,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     total = sum(trial.seconds or 0 for trial in trials)
     parts.append(fmt.counted(len(trials), "trial"))
     if total:
-        parts.append(f"{fmt.duration(total)} of training in sum".replace(" ", NBSP))
+        parts.append(f"{fmt.duration(total)} of training in sum")
     facts.append(("Trials", ", ".join(parts)))
     # A line must not end between a number and its unit.
     return [(term, re.sub(r"(?<=\d) (?=[\w%])", NBSP, value)) for term, value in facts]
