@@ -31,6 +31,8 @@ from processes import trial_processes, wait_for
 
 SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
 
+BUILD = "import geonorm.ops, torch; geonorm.ops.build_cpu(); assert geonorm.ops.which(torch.empty(1, 1)) == 'cpp'"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -410,3 +412,24 @@ def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_p
     with pytest.raises(UserError, match="holds the result of a trial with other settings or defaults"):
         LocalExecutor(1).run([trial], out / "trials", out)
     assert json.loads((folder.parent / trial.id / "trial.json").read_text()) == spec
+
+
+@pytest.mark.slow
+def test_kernels_that_are_built_meanwhile_change_no_later_trial(data, tmp_path, monkeypatch):
+    """What a comparison runs is decided when it starts: here there are no kernels then."""
+    monkeypatch.delenv("GEONORM_CPP", raising=False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr("geonorm.ops.cpp._loaded", None)
+    original, built = Display.progress, []
+
+    def progress(self, running):
+        if not built:
+            environment = {name: value for name, value in os.environ.items() if name != "GEONORM_CPP"}
+            built.append(subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True))
+        original(self, running)
+
+    monkeypatch.setattr(Display, "progress", progress)
+    words = ["--placements", "geonorm", "--seeds", "0", "1", "--jobs", "1"]
+    assert run_compare(tmp_path / "run", data, *words) == 0
+    assert built
+    assert [trial["step"] for trial in results_in(tmp_path / "run")["trials"]] == ["autograd", "autograd"]

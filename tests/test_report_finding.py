@@ -196,3 +196,13 @@ def test_labels_keep_only_the_options_that_differ():
         "pre",
     ]
     assert labels("pre", "pre:normalize_entry=true") == ["pre", "pre normalize_entry"]
+
+
+def test_trials_of_two_implementations_are_named():
+    results = build_results()
+    for number, trial in enumerate(results["trials"]):
+        trial["step"] = "cpp" if number % 2 else "autograd"
+    assert any("same implementation of the step (autograd and cpp)" in doubt for doubt in finding(results).doubts)
+    for trial in results["trials"]:
+        trial["step"] = "cpp"
+    assert not any("implementation" in doubt for doubt in finding(results).doubts)

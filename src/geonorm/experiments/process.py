@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from geonorm.experiments.trials import LOG, METRICS, RESULT, SPEC, TEST_WINDOWS, Trial, read_result
+from geonorm.ops.cpp import why_not_cpp
 from geonorm.storage import write_json
 
 WATCH_FLAG = "--end-with-parent"
@@ -148,14 +149,17 @@ def start_process(
     command += ["--device", resources.device, "--parallel", resources.parallel]
     command += ["--threads", str(resources.threads)]
     command += [WATCH_FLAG, "remove" if temporary else "keep"]
-    threads = dict.fromkeys(_THREAD_VARIABLES, str(resources.threads))
+    environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(resources.threads)), "HF_HUB_OFFLINE": "1"}
+    if why_not_cpp() is not None:
+        # Kernels that somebody builds meanwhile must not change what later trials run.
+        environment["GEONORM_CPP"] = "0"
     process = subprocess.Popen(
         command,
         stdout=log,
         stderr=subprocess.STDOUT,
         # Nothing is ever written to it. The system closes it when this process ends in whatever way, SIGKILL included.
         stdin=subprocess.PIPE,
-        env={**os.environ, **threads, "HF_HUB_OFFLINE": "1"},
+        env=environment,
     )
     return TrialProcess(trial, folder=folder, process=process, log=log, temporary=temporary)
 

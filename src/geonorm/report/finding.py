@@ -166,6 +166,11 @@ def _doubts(results: Results) -> list[str]:
         )
     if len(counts) > 1:
         doubts.append("The rows do not all rest on the same number of seeds.")
+    if len(steps := sorted({trial.step for trial in results.trials if trial.step})) > 1:
+        doubts.append(
+            f"The trials did not all run the same implementation of the step ({listing(steps)}). They differ by "
+            "rounding, which training makes larger, so these trials do not repeat bit for bit."
+        )
     doubts += _text_doubts(results)
     tried = Counter(placement for placement, _ in {(row.placement, row.label) for row in rows})
     if len(set(tried.values())) > 1:

@@ -38,6 +38,7 @@ class Trial:
     seconds: float | None = None
     tokens_per_second: float | None = None
     peak_memory_bytes: float | None = None
+    step: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
