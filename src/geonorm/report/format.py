@@ -101,14 +101,15 @@ def prose_name(row: Row, rows: Sequence[Row] | None = None) -> str:
 
     Args:
         row: the summary row.
-        rows: when given, the options are left out unless another row has the same placement.
+        rows: when given, the options are left out unless another row has the same placement. The entry stays: it moves
+            a loss as much as a placement does.
     """
     name = PROSE_NAMES.get(row.placement, row.placement)
     alone = rows is not None and sum(other.placement == row.placement for other in rows) == 1
-    if alone or not row.options:
-        return name
     options = dict(row.options)
     phrase = ENTRY_PHRASES.get(options.pop("normalize_entry", None), "")
+    if alone:
+        return f"{name}{phrase}"
     return f"{name}{f' ({options_text(options)})' if options else ''}{phrase}"
 
 
