@@ -133,6 +133,8 @@ TUNED = "Found to a factor of sqrt(2) at seed 0."
         ({"lrs": (1e-3, 2e-3)}, "searched"),
         ({"preset": "demo"}, "tuned"),
         ({"preset": "demo", "eval_windows": 16}, "tuned"),
+        ({"preset": "demo", "seeds": (0, 1, 2)}, "untuned"),
+        ({"preset": "demo", "seeds": (4, 5, 6)}, "tuned"),
         ({"preset": "demo", "steps": 100}, "untuned"),
         ({"preset": "demo", "width": 64}, "untuned"),
         ({"preset": "demo", "data": ("other.txt",)}, "untuned"),

@@ -161,7 +161,8 @@ def test_auto_on_a_cpu_leaves_nothing_opaque_in_a_compiled_graph():
 # --- the choice -----------------------------------------------------------------------------------------------------
 
 
-def test_which():
+def test_which(monkeypatch):
+    monkeypatch.setenv("GEONORM_CPP", "0")
     x = torch.ones(2, 4)
     assert which(x) == "autograd"
     assert which(x, "op") == "op"
@@ -171,6 +172,7 @@ def test_which():
 def test_triton_that_cannot_run_is_named_with_the_remedy(monkeypatch):
     x = torch.ones(2, 4)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("GEONORM_CPP", "0")
     for installed, message in ((True, "needs a GPU and the tensor is on cpu"), (False, "is not installed; `pip inst")):
         monkeypatch.setattr(availability, "TRITON_INSTALLED", installed)
         for call in (lambda: which(x, "triton"), lambda: sphere_step(x, x, impl="triton")):

@@ -251,7 +251,8 @@ def test_inputs_are_not_written_to():
     assert all(torch.equal(value, copy) for value, copy in zip((x, u, g), copies, strict=True))
 
 
-def test_double_precision_is_refused():
+def test_double_precision_is_refused(monkeypatch):
+    monkeypatch.setenv("GEONORM_CPP", "0")
     x = rows(2, 4, dtype=torch.float64)
     for one, other in ((x, x), (x.float(), x), (x, x.float())):
         with pytest.raises(UserError, match="float64; leave impl='auto'"):
@@ -260,6 +261,7 @@ def test_double_precision_is_refused():
 
 
 def test_choice(monkeypatch):
+    monkeypatch.setenv("GEONORM_CPP", "0")
     x = rows(2, 4)
     assert which(x, "triton") == "triton"
     assert which(x) == ("triton" if DEVICE == "cuda" else "autograd")

@@ -79,7 +79,8 @@ class Plan:
 
     def rate_source(self) -> str:
         """Where the learning rates come from: ``"searched"`` here, ``"given"`` (one on the command line), or the
-        preset's, ``"tuned"`` or ``"untuned"``; its rates count as tuned for its own model, training and text only.
+        preset's, ``"tuned"`` or ``"untuned"``; its rates count as tuned for its own model, training and text only, and
+        where the seed that found them does not report.
         """
         if self.selection_seed is not None:
             return "searched"
@@ -91,6 +92,7 @@ class Plan:
             and dataclasses.replace(self.training, **kept) == self.preset.training
             and self.vocab_size == self.preset.vocab_size
             and not self.config.data
+            and self.preset.tuning_seed not in self.reporting_seeds
         )
         return "tuned" if self.preset.tuned and own else "untuned"
 

@@ -22,7 +22,8 @@ class Preset:
         seeds: with several rates a placement the first chooses and the others report, else all report.
         lrs: learning rates by the placement's label or, failing that, its name.
         tuned: how these rates were found, for the report, if they are each placement's best to a factor of sqrt(2) with
-            this very preset, at a seed that is not among ``seeds``; empty otherwise, and then no verdict rests on them.
+            this very preset; empty otherwise, and then no verdict rests on them.
+        tuning_seed: the seed that found them, which must not report.
     """
 
     placements: tuple[str, ...]
@@ -32,6 +33,7 @@ class Preset:
     seeds: tuple[int, ...]
     lrs: Mapping[str, tuple[float, ...]]
     tuned: str
+    tuning_seed: int = 0
 
     def rates(self, placement: Placement) -> tuple[float, ...]:
         """Learning rates for one placement.

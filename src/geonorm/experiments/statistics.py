@@ -84,11 +84,13 @@ def estimate(losses: np.ndarray, documents: np.ndarray | None = None, labels: np
     if total == 0:
         return Estimate(mean, "seeds and documents", (alone,))
     spread = seeds**2 / (num_seeds - 1) + documents_part**2 / freedom + rest_part**2 / (freedom * (num_seeds - 1))
-    return Estimate(mean, "seeds and documents", ((math.sqrt(total), total**2 / spread), alone))
+    # With few seeds the subtraction can leave next to no degrees of freedom, and an interval of any length.
+    satterthwaite = max(total**2 / spread, min(num_seeds - 1.0, freedom))
+    return Estimate(mean, "seeds and documents", ((math.sqrt(total), satterthwaite), alone))
 
 
 def holm_levels(p_values: Sequence[float], alpha: float = 1 - LEVEL) -> list[float]:
-    """Levels at which intervals have to be drawn so that all of them together err with probability ``alpha`` at most.
+    """Levels of intervals by which, with probability ``1 - alpha``, no difference that is none is called one.
 
     Holm's step-down rule: an interval at its level excludes zero exactly if Holm's test rejects.
 

@@ -59,8 +59,13 @@ class _Row:
 
     @property
     def val_loss(self) -> float | None:
-        losses = [trial["val_loss"] for trial in self.trials if trial["lr"] == self.lr and trial["status"] == "ok"]
+        losses = [trial["val_loss"] for trial in self.ended_well]
         return float(np.mean(losses)) if losses else None
+
+    @property
+    def ended_well(self) -> list[dict[str, Any]]:
+        """The trials at the chosen rate that ended well, with the seed that chose."""
+        return [trial for trial in self.trials if trial["lr"] == self.lr and trial["status"] == "ok"]
 
 
 def summarize(results: list[dict[str, Any]], root: Path, design: Design) -> dict[str, Any]:
@@ -74,13 +79,13 @@ def summarize(results: list[dict[str, Any]], root: Path, design: Design) -> dict
     Returns:
         ``summary``, one dict a row, lowest test loss first, rows that lost a seed after the whole ones and rows without
         a loss last; ``reference``, the label of the row that differences are taken to, the Pre-Norm of the lowest
-        validation loss, or None.
+        validation loss (of the seed that chose, where one did), or None.
     """
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         groups[result["label"]].append(result)
     rows = [_row(trials, root, design) for trials in groups.values()]
-    reference = _reference(rows)
+    reference = _reference(rows, design.selection_seed)
     output = [_output(row) for row in rows]
     if reference is not None:
         _add_differences(rows, output, reference, design)
@@ -128,9 +133,15 @@ def _windows(folders: list[Path]) -> tuple[list[np.ndarray], np.ndarray | None, 
     return losses, documents[0], None if (labels[0] == labels[0][0]).all() else labels[0]
 
 
-def _reference(rows: list[_Row]) -> _Row | None:
+def _reference(rows: list[_Row], selection_seed: int | None) -> _Row | None:
+    """The best Pre-Norm by the seed that chooses: chosen by seeds that report, it would look better than it is."""
     candidates = [row for row in rows if row.trials[0]["placement"] == REFERENCE and row.shown]
-    return min(candidates, key=lambda row: row.val_loss or 0.0) if candidates else None
+
+    def loss(row: _Row) -> float:
+        chosen = [t["val_loss"] for t in row.ended_well if t["seed"] == selection_seed]
+        return chosen[0] if chosen else row.val_loss or 0.0
+
+    return min(candidates, key=lambda row: (row.num_lost > 0, loss(row))) if candidates else None
 
 
 def _output(row: _Row) -> dict[str, Any]:

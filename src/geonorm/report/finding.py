@@ -182,7 +182,7 @@ def _doubts(results: Results) -> list[str]:
     if sum(bool(row.difference) for row in done) > 1:
         doubts.append(
             "Verdicts compare each row with the reference, not rows with one another; the intervals of the differences "
-            "are widened so that all of them together hold with 95% (Holm)."
+            "are widened by Holm's rule, so that with 95% no verdict is given where there is no difference."
         )
     doubts += _unfinished(results)
     doubts.append("One model size, one corpus and one length of training: the ranking need not hold at another scale.")
