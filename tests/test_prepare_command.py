@@ -1,6 +1,7 @@
 """``geonorm prepare`` as a user meets it."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -129,3 +130,25 @@ def test_no_rate_is_told_when_a_stage_has_just_begun():
     progress = Progress("encoding", 8, 200_000, 117_681, None)
     assert progress.line(4e-6) == "encoding: 0 MB, 8 documents, 117,681 tokens"
     assert progress.line(2.0).endswith("tokens, 58,840 tokens/s")
+
+
+def test_one_group_is_not_cut_as_if_it_were_one_document(tmp_path, capsys):
+    lines = [json.dumps({"text": f"text {n} " * 20, "author": "same"}) for n in range(40)]
+    (tmp_path / "one.jsonl").write_text("\n".join(lines))
+    words = ["--group-by", "author", "--min-documents", "1", "--vocab-size", "300", "--out", str(tmp_path / "corpus")]
+    assert main(["prepare", str(tmp_path / "one.jsonl"), *words]) == 2
+    assert "all documents are of one group" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_lock_and_other_files_is_not_written_to(tmp_path, capsys):
+    """Runs and comparisons have such a lock."""
+    write_documents(tmp_path / "text")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", "tokenizer.json", "download.partial"):
+        (folder / name).write_text("mine")
+    assert main(["prepare", str(tmp_path / "text"), "--vocab-size", "300", "--out", str(folder)]) == 2
+    assert "is not empty and holds no corpus" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
+        (".lock", "tokenizer.json", "download.partial"), "mine"
+    )

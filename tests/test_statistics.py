@@ -45,6 +45,15 @@ def write_windows(root, trials, documents=DOCUMENTS):
             write_json(root / trial["id"] / "test_windows.json", {"loss": loss, "document": documents})
 
 
+def test_an_interval_of_two_seeds_is_finite():
+    """Taking from the variance what the seeds and the documents share must not leave next to no degrees of freedom."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        losses, documents = rng.normal(size=(2, 24)), np.repeat(np.arange(6), 4)
+        low, high = estimate(losses, documents).interval()
+        assert high - low < 26 * np.abs(losses).max()
+
+
 def test_the_choosing_seed_alone_chooses():
     trials = [trial_result("pre", 1e-3, 0, 2.0), trial_result("pre", 2e-3, 0, 2.1), trial_result("pre", 2e-3, 1, 1.0)]
     trials += [trial_result("pre", 4e-3, 0, None, "diverged")]

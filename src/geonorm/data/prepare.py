@@ -214,7 +214,8 @@ def _is_whole(final: Path, key: str) -> bool:
         raise UserError(
             f"{final} holds a corpus of other text or settings; name another folder, or delete it to prepare anew"
         )
-    if any(final.iterdir()) and not (final / _WORK).exists() and not (final / _LOCK).exists():
+    # Runs and comparisons have a lock of the same name, so a lock alone does not make a folder one of a corpus.
+    if any(path.name not in (_WORK, _LOCK) for path in final.iterdir()) and not (final / _WORK).exists():
         raise UserError(f"{final} is not empty and holds no corpus; name another folder")
     return False
 

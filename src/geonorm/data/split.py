@@ -63,6 +63,8 @@ class Survey:
         self.num_bytes = 0
         self.smallest: int | None = None
         self.largest: int | None = None
+        self._digest: bytes | None = None
+        self._alike = True
         self._histogram = np.zeros(1 << _BUCKET_BITS, dtype=np.int64)
         self._fingerprint = hashlib.sha256()
 
@@ -78,6 +80,8 @@ class Survey:
         self.smallest = key if self.smallest is None else min(key, self.smallest)
         self.largest = key if self.largest is None else max(key, self.largest)
         self._histogram[key >> (_HASH_BITS - _BUCKET_BITS)] += size
+        self._digest = digest if self._digest is None else self._digest
+        self._alike &= digest == self._digest
         self._fingerprint.update(digest)
 
     @property
@@ -105,6 +109,11 @@ class Survey:
         if self.smallest is None or self.largest is None:
             raise UserError("no document with text was found; give files that have text in them")
         if self.smallest == self.largest and min_documents <= 1:
+            if not self._alike:
+                raise UserError(
+                    "all documents are of one group, or copies but for blanks and case, so nothing can be held out "
+                    "that is not of it; give more groups, leave `group_by` out, or use `dedup`"
+                )
             return Split({}, {VAL: val_fraction, TEST: test_fraction} if test_fraction else {VAL: val_fraction})
         used = np.flatnonzero(self._histogram)
         sizes = self._histogram[used]

@@ -85,7 +85,7 @@ def estimate(losses: np.ndarray, documents: np.ndarray | None = None, labels: np
         return Estimate(mean, "seeds and documents", (alone,))
     spread = seeds**2 / (num_seeds - 1) + documents_part**2 / freedom + rest_part**2 / (freedom * (num_seeds - 1))
     # With few seeds the subtraction can leave next to no degrees of freedom, and an interval of any length.
-    satterthwaite = max(total**2 / spread, min(num_seeds - 1.0, freedom))
+    satterthwaite = max(total**2 / spread, 1.0)
     return Estimate(mean, "seeds and documents", ((math.sqrt(total), satterthwaite), alone))
 
 
