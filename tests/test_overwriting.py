@@ -45,6 +45,7 @@ def used(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     mine = ["notes.txt", "plots/loss.png", "checkpoints/why.txt", "checkpoints/step-30/mine.txt", "model/card.md"]
+    mine.append("checkpoints/step-by-step.md")
     for name in (*mine, "metrics.jsonl.bak"):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
@@ -92,7 +93,7 @@ def test_a_checkpoint_that_does_not_fit_the_disk_removes_nothing(corpus, used, m
 
 def test_overwriting_replaces_the_run_and_leaves_the_rest(corpus, finished, used):
     mine = {name: data for name, data in content(used).items() if data == b"mine"}
-    assert len(mine) == 6
+    assert len(mine) == 7
     # Out of the way of the new run's checkpoint of the same step.
     mine["checkpoints/left-of-step-30-1/mine.txt"] = mine.pop("checkpoints/step-30/mine.txt")
     (used / "checkpoints" / "damaged-step-3-1").mkdir()
@@ -101,7 +102,7 @@ def test_overwriting_replaces_the_run_and_leaves_the_rest(corpus, finished, used
     after = content(used)
     assert {name: after.get(name) for name in mine} == mine
     left = {path.name for path in (used / "checkpoints").iterdir()}
-    assert left == {"step-24", "step-30", "left-of-step-30-1", "why.txt"}
+    assert left == {"step-24", "step-30", "left-of-step-30-1", "why.txt", "step-by-step.md"}
     assert [name for name in after if "left-of" in name] == ["checkpoints/left-of-step-30-1/mine.txt"]
 
 

@@ -26,7 +26,7 @@ _WRITTEN = (
     *(pattern for name in (CONFIG, METRICS, RESULT) for pattern in (name, f"{name}.*.partial")),
     *(f"{RUN}.*.partial", f"{TENSORBOARD}/events.out.tfevents.*"),
     *(f"{MODEL}/{name}" for name in ("config.json", "generation_config.json", "tokenizer.json", "facts.json")),
-    *(f"{CHECKPOINTS}/{name}" for name in ("step-*", "damaged-step-*", ".partial-*")),
+    *(f"{CHECKPOINTS}/{name}" for name in ("step-[0-9]*", "damaged-step-[0-9]*", ".partial-*")),
 )
 _WRITTEN_IN_CHECKPOINTS = ("*.safetensors", "manifest.json", "manifest.json.*.partial")
 # What does not change the result of a run, or only its rounding.
