@@ -104,7 +104,7 @@ class Survey:
             max_share: largest share of a held-out side's bytes that one document may have.
 
         Raises:
-            UserError: there is no document, or no interval keeps to the limits.
+            UserError: there is no document, all are of one group, or no interval keeps to the limits.
         """
         if self.smallest is None or self.largest is None:
             raise UserError("no document with text was found; give files that have text in them")

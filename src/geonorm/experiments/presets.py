@@ -53,7 +53,7 @@ _CONTENDERS = ("geonorm", "pre", "pre:normalize_entry=true", "post", "deepnorm",
 _GRID: dict[str, tuple[float, ...]] = dict.fromkeys(_FIVE, (2e-3, 4e-3, 8e-3))
 
 PRESETS: dict[str, Preset] = {
-    # Nine trials, so that two cores end in about five and a half minutes.
+    # Nine trials, so that two cores end in six minutes: twelve took seven.
     "demo": Preset(
         placements=("geonorm", "pre:normalize_entry=true", "deepnorm"),
         shape=ModelShape(width=96, depth=6, heads=4),
