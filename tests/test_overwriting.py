@@ -45,6 +45,7 @@ def used(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     mine = ["notes.txt", "plots/loss.png", "checkpoints/why.txt", "checkpoints/step-30/mine.txt", "model/card.md"]
+    mine.append("checkpoints/step-24/merged.safetensors")
     mine.append("checkpoints/step-by-step.md")
     for name in (*mine, "metrics.jsonl.bak"):
         (out / name).parent.mkdir(exist_ok=True)
@@ -93,17 +94,18 @@ def test_a_checkpoint_that_does_not_fit_the_disk_removes_nothing(corpus, used, m
 
 def test_overwriting_replaces_the_run_and_leaves_the_rest(corpus, finished, used):
     mine = {name: data for name, data in content(used).items() if data == b"mine"}
-    assert len(mine) == 7
+    assert len(mine) == 8
     # Out of the way of the new run's checkpoint of the same step.
     mine["checkpoints/left-of-step-30-1/mine.txt"] = mine.pop("checkpoints/step-30/mine.txt")
+    mine["checkpoints/left-of-step-24-1/merged.safetensors"] = mine.pop("checkpoints/step-24/merged.safetensors")
     (used / "checkpoints" / "damaged-step-3-1").mkdir()
     assert run(tiny(corpus), used, overwrite=True) == 0
     assert_same_end(used, finished)
     after = content(used)
     assert {name: after.get(name) for name in mine} == mine
     left = {path.name for path in (used / "checkpoints").iterdir()}
-    assert left == {"step-24", "step-30", "left-of-step-30-1", "why.txt", "step-by-step.md"}
-    assert [name for name in after if "left-of" in name] == ["checkpoints/left-of-step-30-1/mine.txt"]
+    assert left == {"step-24", "step-30", "left-of-step-24-1", "left-of-step-30-1", "why.txt", "step-by-step.md"}
+    assert {name for name in after if "left-of" in name} == {name for name in mine if "left-of" in name}
 
 
 @pytest.mark.parametrize("record", [None, "{", "[]", '{"id": 7}', '{"run": "of another tool", "id": "x"}'])
@@ -126,6 +128,18 @@ def test_links_are_removed_and_not_what_they_lead_to(corpus, used, tmp_path):
     before = content(tmp_path / "archive")
     assert run(tiny(corpus), used, overwrite=True) == 0
     assert content(tmp_path / "archive") == before
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "tensorboard"])
+def test_a_folder_that_is_a_link_is_not_overwritten(corpus, used, finished, tmp_path, name):
+    if (used / name).exists():
+        shutil.rmtree(used / name)
+    shutil.copytree(finished / "checkpoints", tmp_path / "other")
+    (used / name).symlink_to(tmp_path / "other")
+    before = content(tmp_path)
+    with pytest.raises(UserError, match=f"{name} is a link"):
+        run(tiny(corpus), used, overwrite=True)
+    assert content(tmp_path) == before
 
 
 def test_a_run_names_the_implementation_of_its_step(finished):

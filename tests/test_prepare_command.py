@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -75,7 +76,7 @@ def test_compare_takes_what_prepare_made(data, tmp_path, capsys):
     words = ["compare", "--preset", "tiny", "--data", str(tmp_path / "corpus"), "--placements", "pre"]
     small = ["--steps", "2", "--lrs", "1e-3", "--length", "16", "--batch", "2", "--eval-windows", "2", "--jobs", "1"]
     assert main([*words, *small, "--out", str(tmp_path / "run"), "--vocab-size", "999"]) == 2
-    assert "the vocabulary of" in capsys.readouterr().err
+    assert "`vocab_size` is 999, but" in capsys.readouterr().err
     assert main([*words, *small, "--out", str(tmp_path / "run")]) == 0
     assert "vocab_size: 300" in (tmp_path / "run" / "config.yaml").read_text()
 
@@ -152,3 +153,34 @@ def test_a_folder_with_a_lock_and_other_files_is_not_written_to(tmp_path, capsys
     assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
         (".lock", "tokenizer.json", "download.partial"), "mine"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--dedup", "near", "`dedup` is 'near', but .* was prepared with None; leave `dedup` out"),
+        ("--max-documents", "5", "`max_documents` is 5, but .* was prepared with None"),
+        ("--vocab-size", "400", "`vocab_size` is 400, but .* was prepared with 300"),
+        ("--test-fraction", "0.2", "`test_fraction` is 0.2, but .* was prepared with 0.1"),
+    ],
+)
+def test_what_a_prepared_corpus_was_not_made_with_is_refused(tmp_path, capsys, option, value, message):
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"the {number}. text " * 20)
+    words = ["--vocab-size", "300", "--test-fraction", "0.1", "--min-documents", "1", "--max-share", "1"]
+    assert main(["prepare", str(tmp_path), *words, "--out", str(tmp_path / "corpus")]) == 0
+    assert main(["prepare", str(tmp_path / "corpus"), *words]) == 0
+    capsys.readouterr()
+    assert main(["prepare", str(tmp_path / "corpus"), option, value]) == 2
+    assert re.search(message, capsys.readouterr().err.replace("\n", " "))
+
+
+def test_a_copy_in_two_groups_is_left_out(tmp_path):
+    records = [{"text": f"text {number} of many", "author": f"a{number % 10}"} for number in range(40)]
+    records += [{**record, "author": "copier"} for record in records]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    words = ["--group-by", "author", "--min-documents", "1", "--max-share", "1", "--vocab-size", "300"]
+    assert main(["prepare", str(tmp_path / "a.jsonl"), *words, "--out", str(tmp_path / "corpus")]) == 0
+    facts = Corpus.load(tmp_path / "corpus").description
+    assert facts["skipped"] == {"copy of an earlier document": 40}
+    assert facts["settings"]["dedup"] == "exact"

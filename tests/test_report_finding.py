@@ -35,7 +35,10 @@ def test_a_difference_that_is_shown_is_the_headline(full):
     assert found.headline == "GeoNorm is better than Pre-Norm here"
     low, high = (f"{bound:+.3f}".replace("-", "\N{MINUS SIGN}") for bound in gap["ci_corrected"])
     assert f"GeoNorm (decay=sqrt) ends {-gap['mean']:.3f} nats below Pre-Norm" in found.sentences[0]
-    assert f"over seeds and documents and widened for all rows together, is {low} to {high}" in found.sentences[0]
+    assert (
+        f"over seeds and documents and as wide as Holm's rule for all rows asks, is {low} to {high}"
+        in found.sentences[0]
+    )
     assert "No verdict on SandwichNorm: a seed was lost." in found.sentences
     assert any("DeepNorm, 3 diverged" in doubt and "none finished" in doubt for doubt in found.doubts)
     assert any("SandwichNorm, 1 failed (learning rate 0.004)" in doubt for doubt in found.doubts)

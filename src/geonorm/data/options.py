@@ -14,7 +14,8 @@ _Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint
 _Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: train a BPE)")]
 _Group = Annotated[str | None, tyro.conf.arg(metavar="COLUMN", help_behavior_hint="(default: each document)")]
 _Dedup = Annotated[
-    Literal["exact", "near"] | None, tyro.conf.arg(metavar="exact|near", help_behavior_hint="(default: keep all)")
+    Literal["exact", "near"] | None,
+    tyro.conf.arg(metavar="exact|near", help_behavior_hint="(default: keep all; exact with --group-by)"),
 ]
 _Eos = Annotated[str | None, tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(default: what the tokenizer says)")]
 _Out = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: a folder in the cache)")]

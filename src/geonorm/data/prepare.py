@@ -78,8 +78,8 @@ def prepare(
         max_share: largest share of a held-out side's bytes that one document (or group) may have.
         group_by: column of JSON, Parquet and Hub records that names a group, such as an author or a repository;
             a group is never on two sides.
-        dedup: ``"exact"`` leaves out copies that differ in blanks and case at most, ``"near"`` also what
-            `geonorm.data.dedup.Deduplication` finds; memory then grows with the number of documents.
+        dedup: ``"exact"``, the default with ``group_by``, leaves out copies that differ in blanks and case at most,
+            ``"near"`` also what `geonorm.data.dedup.Deduplication` finds; memory then grows with their number.
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
@@ -112,17 +112,31 @@ def prepare(
     if max_documents is not None:
         check_count("max_documents", max_documents)
     check_count("workers", workers)
+    if group_by is not None and dedup is None:
+        # A copy in two groups would stand on two sides.
+        dedup = "exact"
     if eos is not None and tokenizer is None:
         raise UserError("`eos` names the end-of-text token of a given tokenizer; give `tokenizer` as well")
     say = report or (lambda line: None)
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if (ready := _prepared(paths)) is not None:
+    if (ready := prepared(paths)) is not None:
         if len(paths or ()) > 1 or tokenizer is not None or out is not None:
             raise UserError(
                 f"{ready} is a prepared corpus; give it alone, without `tokenizer` and `out`, or name the text itself"
             )
         corpus = Corpus.load(ready)
+        asked = {
+            "vocab_size": (vocab_size, 2048),
+            "val_fraction": (val_fraction, 0.05),
+            "test_fraction": (test_fraction, 0.05),
+            "min_documents": (min_documents, MIN_DOCUMENTS),
+            "max_share": (max_share, MAX_SHARE),
+            "group_by": (group_by, None),
+            "dedup": (dedup, None),
+            "max_documents": (max_documents, None),
+        }
+        _check_same_settings(corpus, {name: value for name, (value, default) in asked.items() if value != default})
         say(f"{ready} is prepared: its own vocabulary and split are used")
         return _summarized(corpus, say)
 
@@ -175,7 +189,18 @@ def _build(build: Build, given: tuple[Tokenizer, str] | None, name: str, key: st
     return build
 
 
-def _prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
+def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:
+    """Refuse what was asked for if the corpus was made otherwise; it is opened as it is."""
+    made = {"vocab_size": corpus.vocab_size, **corpus.description["settings"]}
+    for name, value in asked.items():
+        if value not in (made.get(name), corpus.vocab_size if name == "vocab_size" else None):
+            raise UserError(
+                f"`{name}` is {value!r}, but {corpus.path} was prepared with {made.get(name)!r}; leave `{name}` out, or"
+                " name the text itself to prepare it anew"
+            )
+
+
+def prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
     """The first of the paths that is a prepared corpus."""
     folders = (Path(path).expanduser() for path in paths or ())
     return next((folder for folder in folders if _description(folder) is not None), None)

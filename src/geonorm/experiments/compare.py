@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from geonorm.data import Corpus, Windows, prepare
+from geonorm.data.prepare import prepared
 from geonorm.errors import UserError, check_folder_path
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
@@ -45,12 +46,11 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     _check_folder(config.out, config.resume)
     corpus = prepare(
         list(config.data) or None,
-        vocab_size=plan.vocab_size,
+        # The vocabulary of a preset is none that was asked for.
+        **({} if config.vocab_size is None and prepared(config.data) else {"vocab_size": plan.vocab_size}),
         report=lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True),
     )
     if corpus.description["settings"].get("vocab_size") != plan.vocab_size:  # it was prepared beforehand
-        if config.vocab_size is not None:
-            raise UserError(f"the vocabulary of {corpus.path} is {corpus.vocab_size}; leave `vocab_size` out")
         plan = dataclasses.replace(plan, vocab_size=corpus.vocab_size)
     for part in (corpus.train, corpus.val, corpus.test):
         Windows(part, length=plan.training.length)

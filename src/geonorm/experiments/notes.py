@@ -21,6 +21,8 @@ def notes(plan: Plan, corpus: Corpus, trials: list[dict[str, Any]], complete: bo
         unnamed: folders of trials in the output folder that this comparison does not name.
     """
     sentences = _inherited(plan)
+    if plan.rate_source() == "tuned" and corpus.description["fingerprint"] != plan.preset.tuning_corpus:
+        sentences.append("The rates were found on the standard library of another Python, so on nearly this text.")
     for side, name in (("val", "validation"), ("test", "test")):
         available = Windows(getattr(corpus, side), length=plan.training.length).num_windows
         if available < plan.training.eval_windows:

@@ -23,18 +23,28 @@ def best_lr(trials: Iterable[dict[str, Any]], seed: int) -> float | None:
 
 
 def untried_neighbours(best: float, tried: Iterable[float]) -> list[float]:
-    """Rates to try so that the best has a neighbour within sqrt(2) on either side; at most two, rounded."""
-    ratios = [lr / best for lr in tried]
-    missing = []
-    if not any(1 / (FACTOR * (1 + _TOLERANCE)) <= ratio < 1 for ratio in ratios):
-        missing.append(_rounded(best / FACTOR))
-    if not any(1 < ratio <= FACTOR * (1 + _TOLERANCE) for ratio in ratios):
-        missing.append(_rounded(best * FACTOR))
-    return missing
+    """Rates to try so that, for a factor of sqrt(2) to either side of the best, no step between two is above sqrt(2).
+
+    At most two, rounded. Rates close to the best alone would say nothing of a better one farther off.
+    """
+    tried = list(tried)
+    below, above = ([lr / best for lr in tried if lr < best], [lr / best for lr in tried if lr > best])
+    missing = [] if _reaches([1 / ratio for ratio in below]) else [_rounded(best / FACTOR)]
+    return missing if _reaches(above) else [*missing, _rounded(best * FACTOR)]
+
+
+def _reaches(ratios: list[float]) -> bool:
+    """Whether ratios above 1 lead from 1 to sqrt(2) without a step above sqrt(2)."""
+    reached = 1.0
+    for ratio in sorted(ratios):
+        if ratio > reached * FACTOR * (1 + _TOLERANCE):
+            break
+        reached = ratio
+    return reached >= FACTOR / (1 + _TOLERANCE)
 
 
 def is_tuned(trials: Iterable[dict[str, Any]], seed: int) -> bool:
-    """True if one placement's trials of a seed surround the best by neighbours within sqrt(2).
+    """True if one placement's trials of a seed surround the best as :func:`untried_neighbours` asks.
 
     A neighbour at which the trial diverged counts; one at which it failed, for a reason outside the training, does not.
     """

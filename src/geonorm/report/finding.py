@@ -100,8 +100,9 @@ def _judged(row: Row, results: Results) -> str:
         "no difference shown": "so no difference is shown",
     }
     return (
-        f"{prose_name(row)} ends {number(abs(difference.mean), digits)} nats {side} {prose_name(reference)}; the 95% "
-        f"interval of the difference, over {difference.kind} and widened for all rows together, is {low} to {high}, "
+        f"{prose_name(row)} ends {number(abs(difference.mean), digits)} nats {side} {prose_name(reference)}; the "
+        f"interval of the difference, over {difference.kind} and as wide as Holm's rule for all rows asks, is {low} to "
+        f"{high}, "
         f"{words.get(row.verdict or '', row.verdict)}."
     )
 

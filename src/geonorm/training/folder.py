@@ -28,7 +28,11 @@ _WRITTEN = (
     *(f"{MODEL}/{name}" for name in ("config.json", "generation_config.json", "tokenizer.json", "facts.json")),
     *(f"{CHECKPOINTS}/{name}" for name in ("step-[0-9]*", "damaged-step-[0-9]*", ".partial-*")),
 )
-_WRITTEN_IN_CHECKPOINTS = ("*.safetensors", "manifest.json", "manifest.json.*.partial")
+_WRITTEN_IN_CHECKPOINTS = (
+    "shard-[0-9]*-model-[0-9]*-of-[0-9]*.safetensors",
+    "manifest.json",
+    "manifest.json.*.partial",
+)
 # What does not change the result of a run, or only its rounding.
 _FREE = (
     *("evaluation.", "sampling.", "checkpoint.", "tracking.", "data.sources", "data.corpus", "data.text_column"),
@@ -91,6 +95,12 @@ class RunFolder:
                 "replace that run, or name another folder"
             )
         self.run = _read_record(self.out) if held else {}
+        for name in (MODEL, TENSORBOARD, CHECKPOINTS):
+            if overwrite and (self.out / name).is_symlink():
+                raise UserError(
+                    f"{self.out / name} is a link, and what it leads to may be another run's; remove the link, or name "
+                    "another folder"
+                )
         # Written second and before the first step, so without it there is nothing to go on with.
         self.is_new = not held or overwrite or not (self.out / CONFIG).exists()
         self.id = uuid.uuid4().hex[:12] if self.is_new else str(self.run["id"])
