@@ -26,6 +26,7 @@ from geonorm.storage import write_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+VOCAB_SIZE = 2048
 MAX_HELD_OUT_FRACTION = 0.5
 MIN_DOCUMENTS = 8
 MAX_SHARE = 0.25
@@ -39,7 +40,7 @@ Report = Callable[[str], None]
 
 def prepare(
     paths: Sequence[str | os.PathLike[str]] | None = None,
-    vocab_size: int = 2048,
+    vocab_size: int = VOCAB_SIZE,
     val_fraction: float = 0.05,
     cache_dir: str | os.PathLike[str] | None = None,
     max_documents: int | None = None,
@@ -127,7 +128,7 @@ def prepare(
             )
         corpus = Corpus.load(ready)
         asked = {
-            "vocab_size": (vocab_size, 2048),
+            "vocab_size": (vocab_size, VOCAB_SIZE),
             "val_fraction": (val_fraction, 0.05),
             "test_fraction": (test_fraction, 0.05),
             "min_documents": (min_documents, MIN_DOCUMENTS),

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from geonorm.data import Corpus, Windows, prepare
-from geonorm.data.prepare import prepared
+from geonorm.data.prepare import VOCAB_SIZE, prepared
 from geonorm.errors import UserError, check_folder_path
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display
@@ -47,7 +47,7 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     corpus = prepare(
         list(config.data) or None,
         # The vocabulary of a preset is none that was asked for.
-        **({} if config.vocab_size is None and prepared(config.data) else {"vocab_size": plan.vocab_size}),
+        vocab_size=VOCAB_SIZE if config.vocab_size is None and prepared(config.data) else plan.vocab_size,
         report=lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True),
     )
     if corpus.description["settings"].get("vocab_size") != plan.vocab_size:  # it was prepared beforehand
