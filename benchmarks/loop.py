@@ -25,9 +25,9 @@ from geonorm.models import ModelShape, build_model
 from geonorm.storage import write_json
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import adamw, make_optimizer, parameter_groups
-from geonorm.training.parallel import Parallel
+from geonorm.training.distributed import Parallel
 from geonorm.training.progress import Progress
-from geonorm.training.ranks import solo
+from geonorm.training.distributed import solo
 from geonorm.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(steps=10_000, batch=16, length=128, warmup=1, log_every=10_000, layers_every=10_000)

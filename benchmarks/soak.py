@@ -24,7 +24,7 @@ from geonorm import cli
 from geonorm.training import run as _  # noqa: F401  (imported before the forks, not after each)
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.manifest import verify
-from geonorm.training.ranks import solo
+from geonorm.training.distributed import solo
 
 RECIPE = """\
 model: {width: 32, depth: 2, heads: 2, options: {learnable: true}}

@@ -21,10 +21,10 @@ from geonorm.models import ModelShape, build_model
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import make_optimizer, muon_with_adamw
-from geonorm.training.parallel import Parallel, whole
+from geonorm.training.distributed import Parallel, whole
 from geonorm.training.progress import Progress
-from geonorm.training.ranks import Ranks, joined, solo
-from geonorm.training.schedule import Schedule
+from geonorm.training.distributed import Ranks, joined, solo
+from geonorm.training.optimizer import Schedule
 from geonorm.training.settings import TrainSettings
 from geonorm.training.state import collect
 

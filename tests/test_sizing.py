@@ -16,7 +16,7 @@ from geonorm.sizing.estimate import estimate, that_fit
 from geonorm.sizing.gpus import GPUS, gpu
 from geonorm.training.config import RunConfig
 from geonorm.training.evaluation import autocast, token_losses
-from geonorm.training.parallel import recompute_blocks
+from geonorm.training.distributed import recompute_blocks
 from geonorm.training.recipe import load
 from geonorm.training.setup import shaped_model
 from tolerances import SAVED_BYTES, UNCOUNTED_FLOPS

@@ -21,7 +21,7 @@ from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
 from geonorm.training.progress import SPIKE_MINIMUM, Progress
-from geonorm.training.ranks import joined, solo
+from geonorm.training.distributed import joined, solo
 from geonorm.training.recipe import dump, load
 from geonorm.training.run import DIVERGED, run
 from geonorm.training.setup import make_optimizer

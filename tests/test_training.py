@@ -33,7 +33,7 @@ from geonorm.training import (
 from geonorm.training.evaluation import IGNORED, token_losses
 from geonorm.training.loop import verdict
 from geonorm.training.progress import Progress
-from geonorm.training.schedule import wsd_factor
+from geonorm.training.optimizer import wsd_factor
 from tolerances import worst
 
 SHAPE = ModelShape(width=16, depth=2, heads=2)

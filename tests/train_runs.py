@@ -15,7 +15,7 @@ from geonorm.data import Corpus
 from geonorm.training import RunConfig, reporter
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.manifest import Checkpoint, verify
-from geonorm.training.ranks import solo
+from geonorm.training.distributed import solo
 from geonorm.training.recipe import load
 from geonorm.training.run import run
 

@@ -8,7 +8,7 @@ import numbers
 import typing
 from typing import Any
 
-from geonorm.errors import MAX_COUNT, MAX_SEED, UserError, check_count, check_positive
+from geonorm.errors import MAX_COUNT, MAX_SEED, UserError, check_count, check_positive, unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +61,28 @@ def ranges(kind: Any) -> dict[str, Count | Number]:
 
 
 def check_ranges(config: Any, section: str = "") -> None:
-    """Check every field of a dataclass against its range, each item where it holds several; None is always good.
+    """Check every field of a dataclass against its range or its choices (``Literal``), each item where it holds several; None is always good.
 
     Args:
         config: the dataclass.
         section: what stands before the names of its fields in an error, such as ``"model."``.
 
     Raises:
-        UserError: a value outside its range.
+        UserError: a value outside its range, or none of its choices.
     """
+    for name, hint in typing.get_type_hints(type(config)).items():
+        known, value = _choices(hint), getattr(config, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if known and item is not None and item not in known:
+                raise unknown(f"{section}{name}", item, known)
     for name, allowed in ranges(type(config)).items():
         value = getattr(config, name)
         for item in value if isinstance(value, tuple) else (value,):
             if item is not None:
                 allowed.check(f"{section}{name}", item)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return next((found for part in typing.get_args(hint) if (found := _choices(part))), ())

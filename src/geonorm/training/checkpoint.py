@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from geonorm.errors import UserError
 from geonorm.training.manifest import Checkpoint, sha256, sync_folder, verify, write_manifest
-from geonorm.training.parallel import is_sharded
-from geonorm.training.ranks import OtherRankFailedError, Ranks
+from geonorm.training.distributed import is_sharded
+from geonorm.training.distributed import OtherRankFailedError, Ranks
 
 _NAME = re.compile(r"step-(\d+)")
 # True, and wanted: one process saves and loads alone.
@@ -54,7 +54,7 @@ class Checkpoints:
         self.root, self.ranks, self.background = root, ranks, background
         self.keep_last, self.keep_every = keep_last, keep_every
         # Of its own, so that what the writer says cannot mix with what training says.
-        self._group: Any = dist.new_group(backend="gloo") if ranks.size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -186,7 +186,7 @@ class Checkpoints:
 
     def _digests(self, partial: Path) -> dict[str, list[Any]]:
         files = sorted(partial.glob("*.safetensors"))
-        mine = files[self.ranks.rank :: self.ranks.size]
+        mine = files[self.ranks.rank :: self.ranks.world_size]
         return {file.name: [file.stat().st_size, sha256(file)] for file in mine}
 
     def _publish(self, partial: Path, step: int, digests: dict[str, list[Any]], facts: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Checkpoints:
     def _gather(self, mine: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if self._group is None:
             return mine
-        parts: list[Any] = [None] * self.ranks.size
+        parts: list[Any] = [None] * self.ranks.world_size
         dist.all_gather_object(parts, mine, group=self._group)
         return {name: value for part in parts for name, value in part.items()}
 
@@ -222,7 +222,7 @@ class Checkpoints:
             except _FAILURES as caught:
                 error = caught
         if self._group is not None:
-            failed: list[Any] = [None] * self.ranks.size
+            failed: list[Any] = [None] * self.ranks.world_size
             dist.all_gather_object(failed, None if error is None else _cause(error), group=self._group)
             reasons = [reason for reason in failed if reason is not None]
             if reasons and error is None:

@@ -6,33 +6,32 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from geonorm.errors import UserError, check_unicode, plain, unknown
+from geonorm.errors import UserError, check_unicode, plain
 from geonorm.ranges import FACTOR, POSITIVE, SEED, Count, Number, check_ranges
 
-PRECISIONS = ("fp32", "bf16")
-TRACKERS = ("tensorboard", "trackio", "wandb")
-
-
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 _SHARE = Number(0, 1, above=True)
 _BELOW_ONE = Number(0, 1, below=True)
 
 
-def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown(name, value, known)
+class _Section:
+    """A part of the configuration, whose values are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, f"{type(self).__name__.removesuffix('Config').lower()}.")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(_Section):
     """The model: a family and a shape, or a folder to start from.
 
     Attributes:
         start: folder with a saved model of a supported family; its weights and shape are where training starts, and
             the shape below is not used. A stock model is rewired to ``placement``.
         family: family of a model built from its shape.
-        width: size of the stream; depth: layers; heads: attention heads.
-        kv_heads: heads of keys and values; None for as many as ``heads``.
-        mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
+        hidden_size: width of the stream; num_layers: of an attention and an MLP each; num_heads: of the attention.
+        num_kv_heads: heads of keys and values; None for as many as ``num_heads``.
+        intermediate_size: inner width of the MLP; None for 8/3 of ``hidden_size`` rounded up to a multiple of 8.
         tie_embeddings: one matrix for embedding and head.
         placement: name of the placement; None for geonorm, or what the model in ``start`` has.
         options: of the placement, see ``geonorm placements``.
@@ -40,23 +39,23 @@ class ModelConfig:
 
     start: Path | None = None
     family: str = "llama"
-    width: Annotated[int, Count()] = 128
-    depth: Annotated[int, Count(1, 10_000)] = 8
-    heads: Annotated[int, Count()] = 4
-    kv_heads: Annotated[int | None, Count()] = None
-    mlp_width: Annotated[int | None, Count()] = None
+    hidden_size: Annotated[int, Count()] = 128
+    num_layers: Annotated[int, Count(1, 10_000)] = 8
+    num_heads: Annotated[int, Count()] = 4
+    num_kv_heads: Annotated[int | None, Count()] = None
+    intermediate_size: Annotated[int | None, Count()] = None
     tie_embeddings: bool = False
     placement: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_ranges(self, "model.")
+        super().__post_init__()
         given = {key: plain(f"model.options.{key}", value) for key, value in self.options.items()}
         object.__setattr__(self, "options", given)
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(_Section):
     """The text: sources to prepare, or a corpus that was prepared before.
 
     Attributes:
@@ -67,7 +66,7 @@ class DataConfig:
         val_fraction, test_fraction, min_documents, max_share, group_by, dedup: how text is held out, see
             `geonorm.data.prepare`.
         text_column: column of JSON and Parquet files that holds the text.
-        length: tokens a window.
+        seq_len: tokens a window.
     """
 
     sources: tuple[str, ...] = ()
@@ -80,18 +79,16 @@ class DataConfig:
     group_by: str | None = None
     dedup: Literal["exact", "near"] | None = None
     text_column: str = "text"
-    length: Annotated[int, Count()] = 128
+    seq_len: Annotated[int, Count()] = 128
 
     def __post_init__(self) -> None:
-        check_ranges(self, "data.")
-        if self.dedup is not None:
-            _check_known("data.dedup", self.dedup, ("exact", "near"))
+        super().__post_init__()
         if self.sources and self.corpus is not None:
             raise UserError("`data.sources` and `data.corpus` are both given; keep one")
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(_Section):
     """The optimiser.
 
     Attributes:
@@ -110,13 +107,10 @@ class OptimizerConfig:
     weight_decay: Annotated[float, Number(0, 1e6)] = 0.1
     clip: Annotated[float, POSITIVE] = 1.0
 
-    def __post_init__(self) -> None:
-        _check_known("optimizer.name", self.name, ("adamw", "muon"))
-        check_ranges(self, "optimizer.")
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(_Section):
     """The learning rate over the run.
 
     Attributes:
@@ -131,13 +125,10 @@ class ScheduleConfig:
     decay: Annotated[int | None, Count(0)] = None
     min_lr_ratio: Annotated[float, Number(0, 1)] = 0.1
 
-    def __post_init__(self) -> None:
-        _check_known("schedule.name", self.name, ("cosine", "wsd"))
-        check_ranges(self, "schedule.")
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(_Section):
     """Evaluation, measurements and lines of loss; counts are optimiser steps.
 
     Attributes:
@@ -152,12 +143,9 @@ class EvaluationConfig:
     layers_every: Annotated[int, Count()] = 100
     log_every: Annotated[int, Count()] = 10
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "evaluation.")
-
 
 @dataclasses.dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(_Section):
     """Text drawn from the model while it trains.
 
     Attributes:
@@ -173,7 +161,7 @@ class SamplingConfig:
     temperature: Annotated[float, Number(0, 1e6)] = 0.8
 
     def __post_init__(self) -> None:
-        check_ranges(self, "sampling.")
+        super().__post_init__()
         if self.every and not (self.prompts and all(self.prompts)):
             raise UserError("`sampling.prompts` is empty or holds an empty prompt; give at least one character each")
         for prompt in self.prompts:
@@ -181,7 +169,7 @@ class SamplingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(_Section):
     """Checkpoints; counts are optimiser steps.
 
     Attributes:
@@ -196,12 +184,9 @@ class CheckpointConfig:
     keep_every: Annotated[int, Count(0)] = 0
     background: bool | None = None
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "checkpoint.")
-
 
 @dataclasses.dataclass(frozen=True)
-class TrackingConfig:
+class TrackingConfig(_Section):
     """Where metrics go besides ``metrics.jsonl``.
 
     Attributes:
@@ -209,17 +194,13 @@ class TrackingConfig:
         project: name of the project at trackio or wandb; name: of the run there; None for the folder's name.
     """
 
-    trackers: tuple[str, ...] = ()
+    trackers: tuple[Tracker, ...] = ()
     project: str = "geonorm"
     name: str | None = None
 
-    def __post_init__(self) -> None:
-        for tracker in self.trackers:
-            _check_known("tracking.trackers", tracker, TRACKERS)
-
 
 @dataclasses.dataclass(frozen=True)
-class FaultConfig:
+class FaultsConfig(_Section):
     """What happens when a step goes wrong.
 
     Attributes:
@@ -231,9 +212,6 @@ class FaultConfig:
     max_skipped: Annotated[int, Count()] = 10
     spike_deviations: Annotated[float, POSITIVE] = 7.0
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "faults.")
-
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -242,7 +220,7 @@ class RunConfig:
     Attributes:
         model, data, optimizer, schedule, evaluation, sampling, checkpoint, tracking, faults: see each.
         steps: optimiser steps of the whole run.
-        batch: windows in one optimiser step, over all ranks.
+        global_batch_size: windows in one optimiser step, over all ranks.
         accumulation: micro-batches that each rank splits its share of a step into.
         precision: ``"fp32"``, or ``"bf16"`` for bfloat16 autocast with float32 weights.
         compile: compile the model; the first step then takes longer.
@@ -262,9 +240,9 @@ class RunConfig:
     sampling: SamplingConfig = SamplingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
-    faults: FaultConfig = FaultConfig()
+    faults: FaultsConfig = FaultsConfig()
     steps: Annotated[int, Count()] = 500
-    batch: Annotated[int, Count()] = 16
+    global_batch_size: Annotated[int, Count()] = 16
     accumulation: Annotated[int, Count()] = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
@@ -276,16 +254,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name, known in (
-            ("precision", PRECISIONS),
-            ("parallel", ("none", "ddp", "fsdp")),
-            ("device", ("auto", "cpu", "cuda")),
-        ):
-            _check_known(name, getattr(self, name), known)
         if -1 < self.peak_flops < 0:
             raise UserError(f"`peak_flops` must be a number of FLOP/s, 0 or -1, got {self.peak_flops}")
-        if self.batch % self.accumulation:
-            raise UserError(f"`batch` {self.batch} is not a multiple of `accumulation` {self.accumulation}")
+        if self.global_batch_size % self.accumulation:
+            raise UserError(
+                f"`global_batch_size` {self.global_batch_size} is not a multiple of `accumulation` {self.accumulation}"
+            )
         if self.warmup_steps >= self.steps:
             raise UserError(f"`schedule.warmup` must be shorter than `steps`, got {self.warmup_steps} and {self.steps}")
         if self.warmup_steps + self.decay_steps > self.steps:
@@ -293,6 +267,11 @@ class RunConfig:
                 f"`schedule.warmup` {self.warmup_steps} and `schedule.decay` {self.decay_steps} together are longer "
                 f"than `steps` {self.steps}"
             )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimiser step, over all ranks."""
+        return self.global_batch_size * self.data.seq_len
 
     def filled(self) -> RunConfig:
         """Return it with the lengths of warm-up and decay spelled out, so that they stay if ``steps`` changes."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
-from geonorm.training.ranks import Ranks, solo
+from geonorm.training.distributed import Ranks, solo
 
 # The label that losses leave out, torch's own; as an input it stands for padding.
 IGNORED = -100
@@ -118,7 +118,7 @@ def evaluate(
     device = next(model.parameters()).device
     ranks = ranks or solo(device)
     # Every rank takes as many passes as the others, because passes of a model that is cut over them are made together.
-    share = -(-len(ids) // ranks.size)
+    share = -(-len(ids) // ranks.world_size)
     mine = np.minimum(np.arange(ranks.rank * share, (ranks.rank + 1) * share), len(ids) - 1)
     rows = []
     with undisturbed(model), autocast(device, precision):

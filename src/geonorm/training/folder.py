@@ -19,11 +19,13 @@ from geonorm.training import recipe
 from geonorm.training.config import RunConfig
 
 CONFIG, RUN, METRICS, RESULT = "config.yaml", "run.json", "metrics.jsonl", "result.json"
+# Loss, number of labels and document of every window of the test side.
+TEST_WINDOWS = "test_windows.json"
 CHECKPOINTS, MODEL, TENSORBOARD = "checkpoints", "model", "tensorboard"
 _LOCK = ".lock"
 # All that a run writes, as patterns; what else lies in the folder is somebody else's.
 _WRITTEN = (
-    *(pattern for name in (CONFIG, METRICS, RESULT) for pattern in (name, f"{name}.*.partial")),
+    *(pattern for name in (CONFIG, METRICS, RESULT, TEST_WINDOWS) for pattern in (name, f"{name}.*.partial")),
     *(f"{RUN}.*.partial", f"{TENSORBOARD}/events.out.tfevents.*"),
     *(f"{MODEL}/{name}" for name in ("config.json", "generation_config.json", "tokenizer.json", "facts.json")),
     *(f"{CHECKPOINTS}/{name}" for name in ("step-[0-9]*", "damaged-step-[0-9]*", ".partial-*")),
@@ -59,6 +61,7 @@ class RunFolder:
         out: the folder.
         id: identity of the run.
         is_new: whether the run starts from nothing.
+        step_impls: implementations of the step on the sphere that the run has had, once it has begun.
         latest: last step that the run can be taken up from, or None for any.
     """
 
@@ -113,7 +116,7 @@ class RunFolder:
                 self.latest = min(one.steps - one.decay_steps for one in (saved, self.config))
 
     def _check_same(self, saved: RunConfig) -> None:
-        before, now = _flat(recipe.resolved(saved)), _flat(recipe.resolved(self.config))
+        before, now = recipe.flat(recipe.resolved(saved)), recipe.flat(recipe.resolved(self.config))
         free = _FREE + (_FREE_FOR_WSD if saved.schedule.name == "wsd" else ())
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key) and not key.startswith(free):
@@ -141,14 +144,15 @@ class RunFolder:
             )
         self._check_disk(num_bytes)
         before = [] if self.is_new else list(self.run.get("step", []))
+        # Implementations differ by rounding, and a resumed run may have another one.
+        self.step_impls = before if before[-1:] == [step] else [*before, step]
         facts = {
             "id": self.id,
             "corpus": fingerprint,
             "geonorm": geonorm.__version__,
             "torch": torch.__version__,
             "num_labels": num_labels,
-            # Implementations differ by rounding, and a resumed run may have another one.
-            "step": before if before[-1:] == [step] else [*before, step],
+            "step": self.step_impls,
         }
         if self.is_new:
             # Shows that the folder can be written to, before anything is removed.
@@ -158,7 +162,8 @@ class RunFolder:
             self._remove_written()
         write_json(self.out / RUN, facts)
         recipe.save(self.out / CONFIG, self.config)
-        (self.out / RESULT).unlink(missing_ok=True)
+        for name in (RESULT, TEST_WINDOWS):
+            (self.out / name).unlink(missing_ok=True)
 
     def _check_disk(self, num_bytes: int) -> None:
         disk = shutil.disk_usage(self.out)
@@ -197,13 +202,6 @@ class RunFolder:
     def release(self) -> None:
         """Let another process have the folder."""
         self._lock.release()
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _read_record(out: Path) -> dict[str, Any]:

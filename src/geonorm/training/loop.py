@@ -21,6 +21,7 @@ from geonorm.data import Windows
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
+from geonorm.training.config import RunConfig
 from geonorm.training.evaluation import (
     Evaluation,
     autocast,
@@ -31,16 +32,11 @@ from geonorm.training.evaluation import (
     token_losses,
     undisturbed,
 )
-from geonorm.training.optimizer import Optimizers, make_optimizer
-from geonorm.training.parallel import Parallel, whole
+from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
+from geonorm.training.distributed import Parallel, whole
 from geonorm.training.progress import Progress
-from geonorm.training.ranks import Ranks, solo
-from geonorm.training.schedule import Schedule
-from geonorm.training.settings import TrainSettings
+from geonorm.training.distributed import Ranks, solo
 
-# So many skipped steps in a row will not mend themselves: the run has diverged.
-MAX_SKIPPED_IN_A_ROW = 10
-SPIKE_DEVIATIONS = 7.0
 # A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
 # one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
 # what a loss may rise above its lowest without having diverged.
@@ -103,22 +99,25 @@ def train(
     windows: Windows,
     eval_windows: np.ndarray | HeldOutWindows,
     token_bytes: np.ndarray,
-    settings: TrainSettings,
+    config: RunConfig,
     emit: Emit = lambda row: None,
 ) -> Outcome:
     """Train a rewired model in place, in one process, from the first step to the last.
 
+    Of the configuration the parts ``model``, ``data`` but for ``seq_len``, ``sampling``, ``checkpoint`` and
+    ``tracking``, the device and how to run on it are what the caller has decided already; they are not looked at.
+
     Args:
         model: on the device to train on; its weights are where training starts.
         windows, eval_windows, token_bytes: see :class:`Data`.
-        settings: see :class:`TrainSettings`.
+        config: see :class:`geonorm.training.config.RunConfig`.
         emit: is given every row of metrics: kinds ``"train"``, ``"eval"``, ``"layers"``, ``"skipped"``, ``"spike"``,
             ``"unlabelled"``.
     """
     ranks = solo(next(model.parameters()).device)
-    optimizer, schedule = make_optimizer(model, settings)
+    optimizer, schedule = make_optimizer(model, config)
     data = Data(windows, eval_windows, token_bytes)
-    return Loop(Parallel(model, ranks), ranks, data, settings, optimizer, schedule, emit).run()
+    return Loop(Parallel(model, ranks), ranks, data, config, optimizer, schedule, emit).run()
 
 
 class Loop:
@@ -126,8 +125,6 @@ class Loop:
 
     Attributes:
         progress: changed after each step.
-        after_step: called when a step and its rows are done; true ends the loop there.
-        max_skipped, spike_deviations: see :class:`geonorm.training.config.FaultConfig`.
     """
 
     def __init__(
@@ -135,38 +132,38 @@ class Loop:
         parallel: Parallel,
         ranks: Ranks,
         data: Data,
-        settings: TrainSettings,
+        config: RunConfig,
         optimizer: Optimizers,
         schedule: Schedule,
         emit: Emit,
         progress: Progress | None = None,
+        after_step: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parallel, self.ranks, self.data, self.settings = parallel, ranks, data, settings
-        self.optimizer, self.schedule, self.emit = optimizer, schedule, emit
-        self.progress = progress or Progress.start(settings.steps)
-        self.after_step: Callable[[], bool] = lambda: False
-        self.max_skipped, self.spike_deviations = MAX_SKIPPED_IN_A_ROW, SPIKE_DEVIATIONS
+        """Make ready; ``after_step`` is called when a step and its rows are done, and true ends the loop there."""
+        self.parallel, self.ranks, self.data, self.config = parallel, ranks, data, config
+        self.optimizer, self.schedule, self.emit, self.after_step = optimizer, schedule, emit, after_step
+        self.progress = progress or Progress.start(config.steps)
         self.model = parallel.model
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def run(self) -> Outcome:
         """Train to the last step, or until ``after_step`` says so or too many steps in a row were skipped."""
-        settings, progress = self.settings, self.progress
+        config, progress = self.config, self.progress
         evaluation: Evaluation | None = None
         self.model.train()
-        while progress.step < settings.steps:
+        while progress.step < config.steps:
             measured = self.take_step(progress.step + 1)
-            if progress.in_a_row >= self.max_skipped:
+            if progress.in_a_row >= config.faults.max_skipped:
                 return self._outcome("diverged", _not_finite(progress), None)
             if measured is not None:
                 angles = self._angles()
                 self.emit({"kind": "layers", "step": progress.step, "grad_norm": measured, "angle": angles})
             evaluation = None
-            if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
+            if progress.step % config.evaluation.every == 0 or progress.step == config.steps:
                 evaluation = self._evaluate(self.data.eval_windows)
                 row = {"val_loss": evaluation.loss, "val_bits_per_byte": evaluation.bits_per_byte}
                 self.emit({"kind": "eval", "step": progress.step, "tokens": self._tokens(), **row})
-            if self.after_step() and progress.step < settings.steps:
+            if self.after_step() and progress.step < config.steps:
                 return self._outcome("stopped", "", None)
         # A run that was resumed at its end has its row already.
         evaluation = evaluation or self._evaluate(self.data.eval_windows)
@@ -180,7 +177,7 @@ class Loop:
         A step in which no token has a label on any rank is none: it changes nothing, and counts neither as good nor as
         skipped.
         """
-        settings, progress = self.settings, self.progress
+        config, progress = self.config, self.progress
         begin = time.perf_counter()
         lr = self.schedule.apply(step - 1)
         total = self._accumulate_gradients(step)
@@ -191,17 +188,17 @@ class Loop:
             self.emit({"kind": "unlabelled", "step": step})
             return None
         measured = None
-        if _due(step, settings.layers_every, settings.steps):
+        if _due(step, config.evaluation.layers_every, config.steps):
             pause = time.perf_counter()
             measured = gradient_norms(self.model)
             begin += time.perf_counter() - pause
-        norm = whole(nn.utils.clip_grad_norm_(self._parameters, settings.clip))
+        norm = whole(nn.utils.clip_grad_norm_(self._parameters, config.optimizer.clip))
         # One look at the device a step: both numbers together.
         loss, grad_norm = torch.stack([total, norm.double()]).tolist()
         good, spike = math.isfinite(loss) and math.isfinite(grad_norm), False
         if good:
             self.optimizer.step()
-            spike = progress.add_loss(loss, self.spike_deviations)
+            spike = progress.add_loss(loss, config.faults.spike_deviations)
         else:
             progress.add_skipped()
         self.optimizer.zero_grad()
@@ -212,7 +209,7 @@ class Loop:
             self.emit({"kind": "skipped", **event})
         elif spike:
             self.emit({"kind": "spike", **event})
-        if good and _due(step, settings.log_every, settings.steps):
+        if good and _due(step, config.evaluation.log_every, config.steps):
             row = {"step": step, "tokens": self._tokens(), "loss": loss, "lr": lr, "grad_norm": grad_norm}
             self.emit({"kind": "train", **row, "seconds": progress.seconds})
         return measured
@@ -222,21 +219,21 @@ class Loop:
 
         None, and no backward, if no token has a label on any rank.
         """
-        device, settings = self.ranks.device, self.settings
+        device, config = self.ranks.device, self.config
         batch, labels = self._batch(step)
         # Labels can be missing, and not as often on one rank as on another.
-        num_tokens = self._all(num_labels(labels)) if (labels < 0).any() or self.ranks.size > 1 else labels.size
+        num_tokens = self._all(num_labels(labels)) if (labels < 0).any() or self.ranks.world_size > 1 else labels.size
         if num_tokens == 0:
             return None
         self.progress.labelled_tokens += num_tokens
         total = torch.zeros((), dtype=torch.float64, device=device)
         ids, wanted = (
-            torch.from_numpy(part).to(device, non_blocking=True).chunk(settings.accumulation)
+            torch.from_numpy(part).to(device, non_blocking=True).chunk(config.accumulation)
             for part in (batch, labels)
         )
         for number, (part, targets) in enumerate(zip(ids, wanted, strict=True), start=1):
             with self.parallel.micro_batch(last=number == len(ids)):
-                with autocast(device, settings.precision):
+                with autocast(device, config.precision):
                     losses = token_losses(self.parallel.forward, part, targets)
                 (losses.sum() / num_tokens * self.parallel.gradient_scale).backward()
             total += losses.detach().double().sum()
@@ -244,7 +241,8 @@ class Loop:
 
     def _batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids ``[batch, length + 1]`` of this rank and what each position is to predict, ``[batch, length]``."""
-        start, size = self.ranks.share((step - 1) * self.settings.batch, self.settings.batch)
+        size = self.config.global_batch_size
+        start, size = self.ranks.share((step - 1) * size, size)
         batch = self.data.windows.batch(start, size)
         if batch.max() >= len(self.data.token_bytes):
             raise UserError(
@@ -262,19 +260,19 @@ class Loop:
             windows,
             self.data.token_bytes,
             batch=_EVAL_BATCH,
-            precision=self.settings.precision,
+            precision=self.config.precision,
             ranks=self.ranks,
         )
 
     def _angles(self) -> dict[str, list[float]]:
         device = self.ranks.device
         ids = torch.from_numpy(ids_and_labels(self.data.eval_windows)[0][:_PROBE_WINDOWS, :-1]).to(device)
-        with recorded_angles(self.model) as angles, undisturbed(self.model), autocast(device, self.settings.precision):
+        with recorded_angles(self.model) as angles, undisturbed(self.model), autocast(device, self.config.precision):
             self.model(input_ids=ids, use_cache=False)
         return angles
 
     def _tokens(self) -> int:
-        return self.progress.step * self.settings.batch * self.settings.length
+        return self.progress.step * self.config.tokens_per_step
 
     def _outcome(self, status: str, message: str, evaluation: Evaluation | None) -> Outcome:
         progress = self.progress

@@ -1,17 +1,20 @@
-"""AdamW or Muon, with the groups that every placement shares."""
+"""AdamW or Muon, with the groups that every placement shares, and the learning rate over the run.
+
+The rate is a function of the step alone, so that a resumed run needs no state for it.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from geonorm.errors import UserError
 from geonorm.models import blocks
-from geonorm.training.schedule import Schedule, lr_factor
-from geonorm.training.settings import TrainSettings
+from geonorm.training.config import RunConfig
 
 Groups = list[dict[str, Any]]
 
@@ -94,8 +97,61 @@ def muon_with_adamw(
     return Optimizers(muon, adamw(_groups(rest, weight_decay), lr=lr, betas=betas, eps=eps))
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> tuple[Optimizers, Schedule]:
-    """Make the AdamW and the cosine of a controlled comparison."""
-    optimizer = Optimizers(adamw(parameter_groups(model, settings.weight_decay), lr=settings.lr, betas=settings.betas))
-    factor = functools.partial(lr_factor, steps=settings.steps, warmup=settings.warmup, min_ratio=settings.min_lr_ratio)
-    return optimizer, Schedule(optimizer, factor)
+class Factor(Protocol):
+    """Part of the peak learning rate at optimiser step ``step``, counted from 0."""
+
+    def __call__(self, step: int) -> float:
+        """Return the part."""
+        ...
+
+
+def lr_factor(step: int, *, steps: int, warmup: int, min_ratio: float) -> float:
+    """Part of the peak learning rate at optimiser step ``step`` (from 0): linear warm-up, then a cosine."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def wsd_factor(step: int, *, steps: int, warmup: int, decay: int, min_ratio: float) -> float:
+    """Linear warm-up, the peak, then a line to ``min_ratio``, which the last step reaches (arXiv 2404.06395).
+
+    Args:
+        step: optimiser step, counted from 0.
+        steps: of the whole run; warmup: first ones; decay: last ones. Longer runs share all steps before the decay.
+        min_ratio: part of the peak at the last step.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    done = step + 1 - (steps - decay)
+    return 1.0 if done <= 0 else 1 - (1 - min_ratio) * min(1.0, done / decay)
+
+
+class Schedule:
+    """Sets the rate of an optimiser's groups before each step; every group follows its own peak."""
+
+    def __init__(self, optimizer: Any, factor: Factor) -> None:
+        self.groups: list[dict[str, Any]] = optimizer.param_groups
+        self.peaks: list[float] = [group["lr"] for group in self.groups]
+        self.factor = factor
+
+    def apply(self, step: int) -> float:
+        """Set the rates for optimiser step ``step``, counted from 0; returns that of the first group."""
+        part = self.factor(step)
+        for group, peak in zip(self.groups, self.peaks, strict=True):
+            group["lr"] = peak * part
+        return self.groups[0]["lr"]
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[Optimizers, Schedule]:
+    """Make the optimiser and the schedule; after the model was cut over ranks, if it is."""
+    chosen, schedule = config.optimizer, config.schedule
+    same = {"lr": chosen.lr, "betas": chosen.betas, "eps": chosen.eps}
+    if chosen.name == "muon":
+        optimizer = muon_with_adamw(model, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **same)
+    else:
+        optimizer = Optimizers(adamw(parameter_groups(model, chosen.weight_decay), **same))
+    lengths = {"steps": config.steps, "warmup": config.warmup_steps, "min_ratio": schedule.min_lr_ratio}
+    if schedule.name == "wsd":
+        return optimizer, Schedule(optimizer, functools.partial(wsd_factor, decay=config.decay_steps, **lengths))
+    return optimizer, Schedule(optimizer, functools.partial(lr_factor, **lengths))

@@ -1,9 +1,13 @@
-"""Recipes: YAML files and ``key=value`` overrides to one checked configuration, and back."""
+"""Recipes: YAML files and ``key=value`` overrides to one checked configuration, and back.
+
+YAML is read by the rules of version 1.2, where ``1e-4`` is a number and ``no`` a word; only plain data is built.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -13,9 +17,10 @@ from typing import Any, TypeVar
 from geonorm.errors import UserError, unknown
 from geonorm.storage import write_text
 from geonorm.training.config import RunConfig
-from geonorm.training.yaml12 import parse_yaml, write_yaml
 
 INCLUDE = "include"
+# What `geonorm compare` varies stands in the same file; it is no part of one run.
+COMPARE = "compare"
 Config = TypeVar("Config")
 
 
@@ -33,12 +38,42 @@ def load(files: Sequence[Path] = (), overrides: Iterable[str] = (), kind: type[C
         UserError: a file that cannot be read, an unknown key (suggests the nearest), a value of the wrong type or out
             of range.
     """
+    merged = read(files, overrides)
+    merged.pop(COMPARE, None)
+    return build(kind, merged)
+
+
+def read(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge recipes and overrides as :func:`load` does, into plain data that nothing has checked yet."""
     merged: dict[str, Any] = {}
     for file in files:
         merged = _merge(merged, _read(Path(file).expanduser(), ()))
     for text in overrides:
-        merged = _merge(merged, _override(text))
-    return build(kind, merged)
+        merged = _merge(merged, override(*text.partition("=")[::2]) if "=" in text else _no_override(text))
+    return merged
+
+
+def override(key: str, value: str) -> dict[str, Any]:
+    """Nested plain data of one dotted key and its value in YAML.
+
+    Raises:
+        UserError: the value is not YAML, or there is no key.
+    """
+    if not key.strip():
+        _no_override(f"={value}")
+    data = parse_yaml(value, f"override {key + '=' + value!r}")
+    for name in reversed(key.strip().split(".")):
+        data = {name: data}
+    return data
+
+
+def _no_override(text: str) -> typing.NoReturn:
+    raise UserError(f"override {text!r} is not KEY=VALUE, such as optimizer.lr=1e-3")
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Nested plain data with what ``over`` says in place of ``base``, key by key."""
+    return _merge(base, over)
 
 
 def build(kind: type[Config], data: dict[str, Any], *, ignore_unknown: bool = False) -> Config:
@@ -99,9 +134,19 @@ def resolved(config: Any) -> dict[str, Any]:
     return _plain(dataclasses.asdict(config))
 
 
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested plain data by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
 def dump(config: Any) -> str:
     """Return the configuration as YAML that :func:`load` reads."""
-    return write_yaml(resolved(config))
+    stream = io.StringIO()
+    _yaml().dump(resolved(config), stream)
+    return stream.getvalue()
 
 
 def save(path: Path, config: Any) -> None:
@@ -142,16 +187,6 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
     return data
 
 
-def _override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"override {text!r} is not KEY=VALUE, such as optimizer.lr=1e-3")
-    data = parse_yaml(value, f"override {text!r}")
-    for name in reversed(key.strip().split(".")):
-        data = {name: data}
-    return data
-
-
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
@@ -175,7 +210,12 @@ def _convert(kind: Any, value: Any, name: str, known: list[str] | None) -> Any:
     if origin is tuple:
         return _tuple(arguments, value, name, known)
     if origin is dict:
-        return _mapping(value, f"`{name}`")
+        items = _mapping(value, f"`{name}`")
+        if arguments[1] is Any:
+            return items
+        return {key: _convert(arguments[1], item, f"{name}.{key}", known) for key, item in items.items()}
+    if kind is Any:
+        return value
     if origin is typing.Literal:
         if value not in arguments:
             raise unknown(f"value of `{name}`", value, [str(one) for one in arguments])
@@ -215,3 +255,40 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _yaml() -> Any:
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    # Lists on one line, sections on lines of their own; keys in the order of the configuration.
+    yaml.default_flow_style = None
+    yaml.representer.sort_base_mapping_type_on_output = False
+    yaml.width = 10_000
+    return yaml
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Plain data from YAML 1.2 text.
+
+    Args:
+        text: the document.
+        where: its name in an error.
+
+    Raises:
+        UserError: not YAML, a key given twice, an alias, or a tag that asks for an object.
+    """
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.events import AliasEvent
+
+    try:
+        # A few lines of aliases can stand for gigabytes.
+        for event in _yaml().parse(text):
+            if isinstance(event, AliasEvent):
+                raise MarkedYAMLError(problem="aliases are not taken; use `include`", problem_mark=event.start_mark)
+        return _yaml().load(text)
+    except (YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(f"cannot read {where}{line}: {problem.splitlines()[0]}") from None

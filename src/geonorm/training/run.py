@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from geonorm.data.windows import HeldOutWindows
+from geonorm.environment import code_version
 from geonorm.errors import UserError
 from geonorm.ops import which
 from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
@@ -22,20 +25,20 @@ from geonorm.training.folder import RunFolder
 from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
 from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile
-from geonorm.training.parallel import Parallel, recompute_blocks
 from geonorm.training.progress import Progress
-from geonorm.training.ranks import OtherRankFailedError, Ranks, joined
+from geonorm.training.distributed import OtherRankFailedError, Parallel, Ranks, joined, recompute_blocks
 from geonorm.training.reporter import Reporter
 from geonorm.training.sampling import sample
+from geonorm.training.optimizer import make_optimizer
+from geonorm.training.result import RunResult
 from geonorm.training.setup import (
+    check_batch,
     check_model,
     corpus_identity,
     make_model,
-    make_optimizer,
     open_corpus,
     open_data,
     save_description,
-    settings_of,
 )
 from geonorm.training.state import collect, restore, targets
 from geonorm.training.throughput import Throughput, flops_per_token, measured_peak, peak_memory
@@ -102,7 +105,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, out: Path, ranks: Ranks, request: StopRequest, say: Say) -> None:
         self.config, self.out, self.ranks, self.request, self.say = config, out, ranks, request, say
-        self.settings = settings_of(config, ranks)
+        check_batch(config, ranks)
         self.folder: RunFolder | None = None
         self.reporter: Reporter | None = None
         self.saved = 0
@@ -129,9 +132,9 @@ class _Run:
         config, ranks = self.config, self.ranks
         check_model(config)
         self.corpus = open_corpus(config, self.say)
-        data = open_data(config, self.corpus)
+        self.data = open_data(config, self.corpus)
         self.model = make_model(config, self.corpus)
-        flops = flops_per_token(self.model, config.data.length)
+        flops = flops_per_token(self.model, config.data.seq_len)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.model.to(ranks.device)
         if config.gradient_checkpointing:
@@ -152,10 +155,9 @@ class _Run:
         throughput = Throughput(flops, peak, ranks, progress.step, progress.seconds)
         ranks.on_main(lambda: self._open_reporter(throughput, num_bytes))
         emit = self.reporter.emit if self.reporter is not None else lambda row: None
-        self.loop = Loop(parallel, ranks, data, self.settings, self.optimizer, schedule, emit, progress)
-        self.loop.max_skipped = config.faults.max_skipped
-        self.loop.spike_deviations = config.faults.spike_deviations
-        self.loop.after_step = self._after_step
+        self.loop = Loop(
+            parallel, ranks, self.data, config, self.optimizer, schedule, emit, progress, self._after_step
+        )
         self.request.waiting_for_step = True
         try:
             outcome = self.loop.run()
@@ -176,8 +178,8 @@ class _Run:
     def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:
         trackers = open_trackers(self.config.tracking, self.out, recipe.resolved(self.config), self.id)
         metrics = MetricsFile(self.out / places.METRICS, keep=num_bytes)
-        tokens = self.settings.batch * self.settings.length
-        self.reporter = Reporter(metrics, trackers, throughput, self.settings.steps, tokens, self.say)
+        config = self.config
+        self.reporter = Reporter(metrics, trackers, throughput, config.steps, config.tokens_per_step, self.say)
 
     def _restore(self) -> tuple[Progress, int]:
         """Load the newest good checkpoint; returns the progress and the bytes of metrics that belong to it."""
@@ -195,7 +197,7 @@ class _Run:
         self.say(f"going on from step {found.step}")
         self.saved = found.step
         # Checkpoints that do not count labels are of runs in which every token had one.
-        all_labelled = {"labelled_tokens": found.step * config.batch * config.data.length}
+        all_labelled = {"labelled_tokens": found.step * config.tokens_per_step}
         progress = Progress.from_json({**all_labelled, **found.facts["progress"]}, config.steps)
         return progress, int(found.facts["metrics"])
 
@@ -221,7 +223,7 @@ class _Run:
     def _stop(self) -> bool:
         """Whether a rank was asked to end; a signal does not reach all of them within the same step."""
         asked = int(self.request.code != 0)
-        if self.ranks.size > 1:
+        if self.ranks.world_size > 1:
             asked = int(self.ranks.sum(torch.tensor(asked, device=self.ranks.device)).item())
         return asked > 0
 
@@ -242,7 +244,7 @@ class _Run:
             self.model,
             Tokenizer.from_file(str(self.corpus.tokenizer_path)),
             self.config.sampling,
-            length=self.config.data.length,
+            length=self.config.data.seq_len,
             precision=self.config.precision,
             seed=self.config.seed + step,
         )
@@ -250,11 +252,11 @@ class _Run:
             self.reporter.emit({"kind": "sample", "step": step, "texts": texts})
 
     def _finish(self, outcome: Outcome) -> int:
-        step, steps = self.loop.progress.step, self.settings.steps
+        step, steps = self.loop.progress.step, self.config.steps
         if outcome.status == "stopped":
             self.say(f"asked to end: saved step {step} of {steps}; go on with --resume")
             return self.request.code or TRY_AGAIN
-        self.ranks.on_main(lambda: write_json(self.out / places.RESULT, self._result(outcome)))
+        self.ranks.on_main(lambda: self._write_result(outcome))
         if outcome.status == "diverged":
             self.say(f"diverged: {outcome.message}; the last checkpoint, of step {self.saved}, is kept")
             return DIVERGED
@@ -265,23 +267,39 @@ class _Run:
         self.say(f"finished: validation loss {outcome.evaluation.loss:.4f} after {steps} steps, in {self.out}")
         return OK
 
-    def _result(self, outcome: Outcome) -> dict[str, Any]:
-        evaluation = outcome.evaluation
-        return {
-            "status": outcome.status,
-            "message": outcome.message,
-            "step": self.loop.progress.step,
-            "val_loss": evaluation.loss if evaluation else None,
-            "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
-            "train_loss": outcome.train_loss,
-            "skipped_steps": outcome.skipped,
-            "unlabelled_steps": self.loop.progress.unlabelled,
-            "loss_spikes": self.loop.progress.spikes,
-            "tokens": outcome.tokens,
-            "labelled_tokens": outcome.labelled_tokens,
-            "seconds": outcome.seconds,
-            "tokens_per_second": outcome.tokens / outcome.seconds if outcome.seconds else None,
-            "peak_memory_bytes": peak_memory(self.ranks.device),
-            "num_parameters": self.num_parameters,
-            "num_ranks": self.ranks.size,
+    def _write_result(self, outcome: Outcome) -> None:
+        assert self.folder is not None
+        test, progress = outcome.test, self.loop.progress
+        losses = {
+            f"{side}_{name}": getattr(found, field) if found else None
+            for side, found in (("val", outcome.evaluation), ("test", test))
+            for name, field in (("loss", "loss"), ("bits_per_byte", "bits_per_byte"))
         }
+        result = RunResult(
+            status=outcome.status,
+            message=outcome.message,
+            step=progress.step,
+            **losses,
+            train_loss=outcome.train_loss,
+            skipped_steps=outcome.skipped,
+            unlabelled_steps=progress.unlabelled,
+            loss_spikes=progress.spikes,
+            tokens=outcome.tokens,
+            labelled_tokens=outcome.labelled_tokens,
+            seconds=outcome.seconds,
+            tokens_per_second=outcome.tokens / outcome.seconds if outcome.seconds else None,
+            peak_memory_bytes=peak_memory(self.ranks.device),
+            num_parameters=self.num_parameters,
+            world_size=self.ranks.world_size,
+            step_impl=", ".join(self.folder.step_impls),
+            code=code_version(),
+        )
+        if test is not None and isinstance(self.data.test_windows, HeldOutWindows):
+            by_window = {
+                "loss": test.window_losses,
+                "labels": test.window_labels,
+                "document": self.data.test_windows.groups[test.labelled_windows],
+            }
+            write_json(self.out / places.TEST_WINDOWS, by_window)
+        # Last, because it says that all is there.
+        write_json(self.out / places.RESULT, dataclasses.asdict(result))

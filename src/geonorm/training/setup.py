@@ -1,8 +1,7 @@
-"""From a configuration to what a run is made of: corpus, model, optimiser."""
+"""From a configuration to what a run is made of: corpus, data and model."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,44 +17,23 @@ from geonorm.models.ids import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.loop import Data
-from geonorm.training.optimizer import Optimizers, adamw, muon_with_adamw, parameter_groups
-from geonorm.training.ranks import Ranks
-from geonorm.training.schedule import Schedule, lr_factor, wsd_factor
-from geonorm.training.settings import TrainSettings
+from geonorm.training.distributed import Ranks
 
 TOKENIZER = "tokenizer.json"
 _SPLIT = ("val_fraction", "test_fraction", "min_documents", "max_share", "group_by", "dedup")
 
 
-def settings_of(config: RunConfig, ranks: Ranks) -> TrainSettings:
-    """Settings of the loop.
+def check_batch(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse a batch that cannot be shared out among the ranks.
 
     Raises:
-        UserError: the batch cannot be shared by the ranks.
+        UserError: it cannot.
     """
-    if config.batch % (ranks.size * config.accumulation):
+    if config.global_batch_size % (ranks.world_size * config.accumulation):
         raise UserError(
-            f"`batch` {config.batch} is not a multiple of {ranks.size} ranks times `accumulation` {config.accumulation}"
+            f"`global_batch_size` {config.global_batch_size} is not a multiple of {ranks.world_size} ranks times"
+            f" `accumulation` {config.accumulation}"
         )
-    optimizer, evaluation = config.optimizer, config.evaluation
-    return TrainSettings(
-        steps=config.steps,
-        batch=config.batch,
-        accumulation=config.accumulation,
-        length=config.data.length,
-        lr=optimizer.lr,
-        warmup=config.warmup_steps,
-        min_lr_ratio=config.schedule.min_lr_ratio,
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        clip=optimizer.clip,
-        precision=config.precision,
-        seed=config.seed,
-        log_every=evaluation.log_every,
-        eval_every=evaluation.every,
-        eval_windows=evaluation.windows,
-        layers_every=evaluation.layers_every,
-    )
 
 
 def open_corpus(config: RunConfig, say: Callable[[str], None]) -> Corpus:
@@ -87,7 +65,7 @@ def open_data(config: RunConfig, corpus: Corpus) -> Data:
     Raises:
         UserError: it holds less than one window.
     """
-    length = config.data.length
+    length = config.data.seq_len
     windows = Windows(corpus.train, length=length, seed=config.seed)
     val, test = (corpus.held_out(side, length, config.evaluation.windows) for side in ("val", "test"))
     return Data(windows, val, corpus.token_bytes, test)
@@ -101,7 +79,7 @@ def check_model(config: RunConfig) -> None:
     """
     chosen = config.model
     if chosen.start is None:
-        models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width)
+        models.ModelShape(chosen.hidden_size, chosen.num_layers, chosen.num_heads, chosen.intermediate_size)
         create(chosen.placement or "geonorm", **chosen.options)
     elif not (chosen.start / "config.json").is_file():
         raise UserError(f"`model.start` {chosen.start} is not a folder with a saved model (no config.json)")
@@ -126,16 +104,16 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
     """
     chosen = config.model
     more: dict[str, Any] = {"tie_word_embeddings": True} if chosen.tie_embeddings else {}
-    if chosen.kv_heads is not None:
-        more["num_key_value_heads"] = chosen.kv_heads
-        if chosen.heads % chosen.kv_heads:
-            raise UserError(f"`model.heads` {chosen.heads} is not a multiple of `model.kv_heads` {chosen.kv_heads}")
+    if chosen.num_kv_heads is not None:
+        more["num_key_value_heads"] = chosen.num_kv_heads
+        if chosen.num_heads % chosen.num_kv_heads:
+            raise UserError(f"`model.num_heads` {chosen.num_heads} is not a multiple of `model.num_kv_heads` {chosen.num_kv_heads}")
     return models.build_model(
-        models.ModelShape(chosen.width, chosen.depth, chosen.heads, chosen.mlp_width),
+        models.ModelShape(chosen.hidden_size, chosen.num_layers, chosen.num_heads, chosen.intermediate_size),
         chosen.placement or "geonorm",
         chosen.options,
         vocab_size=vocab_size,
-        length=config.data.length,
+        length=config.data.seq_len,
         seed=config.seed,
         eos_id=eos_id,
         family=chosen.family,
@@ -169,8 +147,8 @@ def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
     elif chosen.options:
         models.rewire(model, model.config.placement, **{**model.config.placement_options, **chosen.options})
     most = getattr(model.config, "max_position_embeddings", None)
-    if most is not None and config.data.length > most:
-        raise UserError(f"`data.length` {config.data.length} is longer than the {most} tokens of the model in {folder}")
+    if most is not None and config.data.seq_len > most:
+        raise UserError(f"`data.seq_len` {config.data.seq_len} is longer than the {most} tokens of the model in {folder}")
     _check_embeddings(config, corpus, model)
     # A new model leaves the stream where drawing its weights ended; this one was drawn by somebody else.
     torch.manual_seed(config.seed)
@@ -197,27 +175,6 @@ def _check_tokenizer(folder: Path, corpus: Corpus) -> None:
         raise UserError(
             f"{folder} has another tokenizer than the corpus {corpus.path}; prepare the text with the model's tokenizer"
         )
-
-
-def make_optimizer(model: Any, config: RunConfig) -> tuple[Optimizers, Schedule]:
-    """Make the optimiser and the schedule; after the model was cut over ranks, if it is."""
-    chosen, schedule = config.optimizer, config.schedule
-    if chosen.name == "muon":
-        optimizer = muon_with_adamw(
-            model,
-            lr=chosen.lr,
-            betas=chosen.betas,
-            momentum=chosen.momentum,
-            weight_decay=chosen.weight_decay,
-            eps=chosen.eps,
-        )
-    else:
-        groups = parameter_groups(model, chosen.weight_decay)
-        optimizer = Optimizers(adamw(groups, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps))
-    lengths = {"steps": config.steps, "warmup": config.warmup_steps, "min_ratio": schedule.min_lr_ratio}
-    if schedule.name == "wsd":
-        return optimizer, Schedule(optimizer, functools.partial(wsd_factor, decay=config.decay_steps, **lengths))
-    return optimizer, Schedule(optimizer, functools.partial(lr_factor, **lengths))
 
 
 def save_description(folder: Path, model: Any, corpus: Corpus) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from geonorm.errors import UserError
 from geonorm.training.optimizer import Optimizers
-from geonorm.training.ranks import Ranks
+from geonorm.training.distributed import Ranks
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from geonorm.training.ranks import Ranks
+from geonorm.training.distributed import Ranks
 
 _MATRIX = {"cpu": 1024, "cuda": 8192}
 _ROUNDS = 5
@@ -90,7 +90,7 @@ class Throughput:
         taken = (seconds - self._seconds) / max(1, step - self._step)
         self._step, self._seconds = step, seconds
         rate = tokens_per_step / taken
-        used = rate * self.flops / (self.peak * self.ranks.size) if self.peak else None
+        used = rate * self.flops / (self.peak * self.ranks.world_size) if self.peak else None
         memory = peak_memory(self.ranks.device)
         return {"step_seconds": taken, "tokens_per_second": rate, "mfu": used, "peak_memory_bytes": memory}
 

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they say to each other."""
+"""The processes that train one model together, and how its work is shared out: DDP or FSDP2."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from geonorm.errors import UserError
+from geonorm.models import blocks
 
 Result = TypeVar("Result")
 
@@ -28,12 +29,12 @@ class Ranks:
 
     Attributes:
         device: of this process.
-        rank: its number, from 0; size: how many there are.
+        rank: its number, from 0; world_size: how many there are.
     """
 
     device: torch.device
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -41,24 +42,24 @@ class Ranks:
         return self.rank == 0
 
     def share(self, start: int, count: int) -> tuple[int, int]:
-        """Start and size of this rank's part of ``count`` things from ``start``; ``count`` is a multiple of size."""
-        part = count // self.size
+        """Start and size of this rank's part of ``count`` things from ``start``; ``count`` is a multiple of their number."""
+        part = count // self.world_size
         return start + self.rank * part, part
 
     def sum(self, value: Tensor) -> Tensor:
         """Sum a tensor on :attr:`device` over all ranks, in place."""
-        if self.size > 1:
+        if self.world_size > 1:
             dist.all_reduce(value)
         return value
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        if self.size > 1:
+        if self.world_size > 1:
             dist.barrier()
 
     def from_main(self, value: Any) -> Any:
         """Return what rank 0 passed, on every rank."""
-        if self.size == 1:
+        if self.world_size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
@@ -85,10 +86,10 @@ class Ranks:
 
     def concatenate(self, rows: np.ndarray) -> np.ndarray:
         """Rows of all ranks in their order; every rank passes the same number of float32 rows ``[n, length]``."""
-        if self.size == 1:
+        if self.world_size == 1:
             return rows
         mine = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(parts, mine)
         return torch.cat(parts).cpu().numpy()
 
@@ -133,3 +134,86 @@ def joined(parallel: str, device: str) -> Iterator[Ranks]:
     yield Ranks(local, dist.get_rank(), dist.get_world_size())
     # Not after a failure: it would wait for ranks that are gone, and the process ends anyway.
     dist.destroy_process_group()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is cut over ranks."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor in full; every rank has to ask for one that is cut over them."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+class Parallel:
+    """How a model's forward and backward passes run over ranks.
+
+    Attributes:
+        model: the model itself: parameters by their own names, whole or cut over the ranks.
+        forward: what a training step calls, with the arguments of the model.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, kind: str = "none", *, compiled: bool = False) -> None:
+        """Prepare a model for training, in place.
+
+        Args:
+            model: on its device, with the same weights on every rank.
+            ranks: the processes.
+            kind: ``"none"``, ``"ddp"`` or ``"fsdp"``.
+            compiled: compile the forward and backward passes of training.
+        """
+        self.model, self.kind = model, kind
+        if kind == "fsdp":
+            if compiled:
+                _compile_blocks(model)
+            _shard(model, ranks)
+        # Evaluation and sampling, whose inputs have many shapes, go by the model itself, which is not compiled.
+        self.forward: Any = torch.compile(model) if compiled and kind != "fsdp" else model
+        if kind == "ddp":
+            where = [ranks.device.index] if ranks.device.type == "cuda" else None
+            self.forward = nn.parallel.DistributedDataParallel(
+                self.forward, device_ids=where, gradient_as_bucket_view=True
+            )
+        # Both take the mean of gradients over ranks; a token mean needs their sum.
+        self.gradient_scale = 1.0 if kind == "none" else float(ranks.world_size)
+
+    @contextlib.contextmanager
+    def micro_batch(self, last: bool) -> Any:
+        """Around the forward and backward of one micro-batch: gradients travel with the last alone."""
+        if self.kind == "ddp" and not last:
+            with self.forward.no_sync():
+                yield
+            return
+        if self.kind == "fsdp":
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+
+def recompute_blocks(model: Any) -> None:
+    """Have each block computed again in the backward pass, instead of keeping what that needs."""
+    # Two names for it, the older on its way out.
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")
+    enable({"use_reentrant": False})
+
+
+def _shard(model: nn.Module, ranks: Ranks) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _compile_blocks(model: nn.Module) -> None:
+    """Compile block by block, because FSDP puts its own work between them."""
+    layers = blocks(model)
+    # Every block has step sizes of its own, and so code of its own.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
+    for block in layers:
+        block.compile()
