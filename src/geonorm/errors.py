@@ -99,6 +99,12 @@ def plain(name: str, value: object) -> Any:
     raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
 
 
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
 def disk_reason(error: BaseException) -> str | None:
     """Why the system did not write or read, in its own words; None for an error of another kind.
 

@@ -61,7 +61,7 @@ def ranges(kind: Any) -> dict[str, Count | Number]:
 
 
 def check_ranges(config: Any, section: str = "") -> None:
-    """Check every field of a dataclass against its range or its choices (``Literal``), each item where it holds several; None is always good.
+    """Check every field of a dataclass against its range or choices (``Literal``), each item of several; None is good.
 
     Args:
         config: the dataclass.

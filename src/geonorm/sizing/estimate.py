@@ -29,7 +29,8 @@ from geonorm.models import blocks
 from geonorm.sizing.dry_run import Saved, saved_bytes
 from geonorm.sizing.gpus import Gpu
 from geonorm.training.config import RunConfig
-from geonorm.training.setup import make_optimizer, shaped_model
+from geonorm.training.optimizer import make_optimizer
+from geonorm.training.setup import shaped_model
 from geonorm.training.throughput import flops_per_token
 
 # Part of the memory that is left for what is not counted.
@@ -128,23 +129,23 @@ def estimate(
     check_count("num_gpus", num_gpus)
     if config.parallel == "none" and num_gpus > 1:
         raise UserError(f"`parallel` is none, which uses one GPU, not {num_gpus}; add parallel=ddp or parallel=fsdp")
-    if config.batch % (num_gpus * config.accumulation):
+    if config.global_batch_size % (num_gpus * config.accumulation):
         raise UserError(
-            f"`batch` {config.batch} is not a multiple of {num_gpus} GPUs times `accumulation` {config.accumulation}"
+            f"`global_batch_size` {config.global_batch_size} is not a multiple of {num_gpus} GPUs times `accumulation` {config.accumulation}"
         )
     vocab_size = vocab_size or config.data.vocab_size
-    model: Any = _on_meta(config, vocab_size, config.model.depth)
-    micro_batch = config.batch // (num_gpus * config.accumulation)
+    model: Any = _on_meta(config, vocab_size, config.model.num_layers)
+    micro_batch = config.global_batch_size // (num_gpus * config.accumulation)
     known = {} if known is None else known
     if micro_batch not in known:
         known[micro_batch] = saved_bytes(
             lambda depth: shaped_model(_with_depth(config, depth), vocab_size),
             micro_batch,
-            config.data.length,
+            config.data.seq_len,
             config.precision,
         )
-    num_tokens = config.steps * config.batch * config.data.length
-    token = flops_per_token(model, config.data.length)
+    num_tokens = config.steps * config.global_batch_size * config.data.seq_len
+    token = flops_per_token(model, config.data.seq_len)
     of_head = 6.0 * model.get_output_embeddings().weight.numel()
     recomputed = (token - of_head) / 3 if config.gradient_checkpointing else 0.0
     return Estimate(
@@ -166,8 +167,8 @@ def that_fit(plan: Estimate) -> Iterator[Estimate]:
     """Changes of a recipe that do not change its result and make it fit, the least first."""
     accumulations = [
         count
-        for count in range(plan.config.accumulation, plan.config.batch // plan.num_gpus + 1)
-        if plan.config.batch % (plan.num_gpus * count) == 0
+        for count in range(plan.config.accumulation, plan.config.global_batch_size // plan.num_gpus + 1)
+        if plan.config.global_batch_size % (plan.num_gpus * count) == 0
     ]
     known: dict[int, Saved] = {}
     ways = [plan.config.parallel, *(["fsdp"] if plan.config.parallel == "ddp" else [])]
@@ -185,9 +186,9 @@ def that_fit(plan: Estimate) -> Iterator[Estimate]:
 
 def _memory(config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_gpus: int, vocab_size: int) -> Memory:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    depth = config.model.depth
+    depth = config.model.num_layers
     layer = sum(parameter.numel() for parameter in blocks(model)[0].parameters())
-    tokens = micro_batch * config.data.length
+    tokens = micro_batch * config.data.seq_len
     moments = float(
         sum(
             (8 if isinstance(one, torch.optim.AdamW) else 4) * parameter.numel()
@@ -205,7 +206,7 @@ def _memory(config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_g
         moments /= num_gpus
     activations = depth * saved.block + saved.rest
     if config.gradient_checkpointing:
-        activations = depth * 4 * tokens * config.model.width + saved.block + saved.rest
+        activations = depth * 4 * tokens * config.model.hidden_size + saved.block + saved.rest
     logits = (6 if config.precision == "bf16" else 4) * tokens * vocab_size
     return Memory(weights, gradients, moments, activations, logits)
 

@@ -46,11 +46,11 @@ def lines(plan: Estimate, others: list[Estimate]) -> list[str]:
     saving = "blocks recomputed" if config.gradient_checkpointing else "blocks kept"
     verdict = "fits" if plan.fits else "does NOT fit"
     found = [
-        f"model       {plan.num_parameters:,} parameters: {chosen.depth} layers, width {chosen.width}, "
-        f"{chosen.heads} heads, vocabulary {plan.vocab_size:,}",
+        f"model       {plan.num_parameters:,} parameters: {chosen.num_layers} layers, width {chosen.hidden_size}, "
+        f"{chosen.num_heads} heads, vocabulary {plan.vocab_size:,}",
         f"placement   {chosen.placement or 'geonorm'}{_options(chosen.options)}",
-        f"training    {plan.num_tokens:.3g} tokens: {config.steps:,} steps of {config.batch} windows of "
-        f"{config.data.length} ({plan.num_tokens / plan.num_parameters:.1f} tokens a parameter)",
+        f"training    {plan.num_tokens:.3g} tokens: {config.steps:,} steps of {config.global_batch_size} windows of "
+        f"{config.data.seq_len} ({plan.num_tokens / plan.num_parameters:.1f} tokens a parameter)",
         f"operations  {plan.flops:.3g} FLOPs: 6 N + 12 L d T a token"
         + (f"; {plan.executed:.3g} with recomputation" if plan.executed > plan.flops else ""),
         f"memory      {_gb(memory.total)} of {_gb(plan.gpu.memory)} on each GPU: {parts}",

@@ -1,5 +1,1 @@
-"""Controlled comparisons: trials, an executor, statistics. ``compare.py`` runs one."""
-
-from geonorm.experiments.config import CompareConfig
-
-__all__ = ["CompareConfig"]
+"""Controlled comparisons: axes, trials, executors, selection and statistics. ``compare.py`` runs one."""

@@ -1,79 +1,111 @@
-"""``geonorm compare``: prepare the text, run the trials, summarise, report."""
+"""``geonorm compare``: prepare the text, run the trials, summarise."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-from filelock import FileLock, Timeout
 from rich.console import Console
 
-from geonorm.data import Corpus, Windows, prepare
-from geonorm.data.prepare import VOCAB_SIZE, prepared
+from geonorm import data
+from geonorm.environment import environment, num_cores
 from geonorm.errors import UserError, check_folder_path
-from geonorm.experiments.config import CompareConfig
-from geonorm.experiments.display import Display
-from geonorm.experiments.environment import environment
-from geonorm.experiments.local import Executor, LocalExecutor
-from geonorm.experiments.notes import corpus_facts, notes, rate_facts
-from geonorm.experiments.plan import CorpusKey, Plan, make_plan
-from geonorm.experiments.rates import MORE_ROUNDS
-from geonorm.experiments.remote import RayExecutor
-from geonorm.experiments.summary import summarize
-from geonorm.experiments.trials import Trial
-from geonorm.storage import write_json, write_text
+from geonorm.report.results import FORMAT, Results, write_results
+from geonorm.report.results import Trial as TrialResult
+from geonorm.storage import write_text
+from geonorm.sweep.axes import Corpus, Sweep
+from geonorm.sweep.display import Display
+from geonorm.sweep.executors import Executor, Resources
+from geonorm.sweep.on_ray import RayExecutor, RayOptions
+from geonorm.sweep.rates import MORE_ROUNDS
+from geonorm.sweep.summary import summarize
+from geonorm.sweep.trial import Trial
+from geonorm.training import recipe
+from geonorm.training.folder import locked
+from geonorm.training.setup import check_model, corpus_identity, open_corpus
 
-CONFIG = "config.yaml"
-RESULTS = "results.json"
-TRIALS = "trials"
-# The report refuses results of another format, in which the same words can stand for other numbers.
-FORMAT = 2
-_LOCK = ".lock"
+CONFIG, TRIALS = "config.yaml", "trials"
+_NAMES_SHOWN = 6
 
 
-def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
-    """Run a comparison and write ``results.json`` to ``config.out``, anew after every trial; returns its content.
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """Where trials run.
+
+    Attributes:
+        jobs: trials side by side; None for as many as there are cores, GPUs, or what the cluster takes.
+        ranks: processes that train one trial together, on one machine.
+        ray: the Ray cluster; None for this machine alone.
+    """
+
+    jobs: int | None = None
+    ranks: int = 1
+    ray: RayOptions | None = None
+
+
+def compare(
+    sweep: Sweep, out: Path, machines: Machines, console: Console, *, command: str, resume: bool = False
+) -> Results:
+    """Run a comparison and write ``results.json`` to ``out``, anew after every trial; returns its content.
 
     Raises:
-        UserError: the options do not fit together, the data cannot be read, or ``config.out`` holds something else.
+        UserError: the options do not fit together, the data cannot be read, or ``out`` holds something else.
     """
-    plan = make_plan(config)
-    _check_folder(config.out, config.resume)
-    corpus = prepare(
-        list(config.data) or None,
-        # The vocabulary of a preset is none that was asked for.
-        vocab_size=VOCAB_SIZE if config.vocab_size is None and prepared(config.data) else plan.vocab_size,
-        report=lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True),
+    _check_folder(out, resume)
+    if machines.ranks > 1:
+        sweep = sweep.with_run(lambda run: run if run.parallel != "none" else dataclasses.replace(run, parallel="ddp"))
+    for config in sweep.variants.values():
+        check_model(config)
+        parts = machines.ranks * config.accumulation
+        if config.global_batch_size % parts:
+            raise UserError(
+                f"`global_batch_size` {config.global_batch_size} is not a multiple of {machines.ranks} ranks times "
+                f"`accumulation` {config.accumulation}"
+            )
+    first = next(iter(sweep.variants.values()))
+    corpus = open_corpus(
+        first, lambda text: console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
     )
-    if corpus.description["settings"].get("vocab_size") != plan.vocab_size:  # it was prepared beforehand
-        plan = dataclasses.replace(plan, vocab_size=corpus.vocab_size)
-    for part in (corpus.train, corpus.val, corpus.test):
-        Windows(part, length=plan.training.length)
-    fingerprint = corpus.description["fingerprint"]
-    with _claimed(config.out, {"format": FORMAT, **plan.resolved(), "corpus_fingerprint": fingerprint}):
-        return _Comparison(plan, corpus, console).run()
+    # A small text yields fewer ids than were asked for, and a prepared one has its own.
+    sweep = sweep.with_run(
+        lambda run: dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=corpus.vocab_size))
+    )
+    num_windows = {}
+    for config in sweep.variants.values():
+        for side in ("train", "val", "test"):
+            num_windows[side] = data.Windows(getattr(corpus, side), length=config.data.seq_len).num_windows
+    known = Corpus(corpus.path, corpus_identity(corpus), corpus.description["fingerprint"])
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, "running a comparison"):
+        _claim(out, sweep, known)
+        facts = {"corpus": _corpus_facts(corpus), "num_windows": num_windows, "command": command}
+        return _Comparison(sweep, out, machines, known, console, facts).run()
 
 
 class _Comparison:
-    def __init__(self, plan: Plan, corpus: Corpus, console: Console) -> None:
-        self.plan, self.corpus, self.console = plan, corpus, console
-        self.key = CorpusKey(corpus.description["fingerprint"], corpus.vocab_size)
-        self.out = plan.config.out
-        self.results: dict[str, dict[str, Any]] = {}
+    def __init__(
+        self,
+        sweep: Sweep,
+        out: Path,
+        machines: Machines,
+        corpus: Corpus,
+        console: Console,
+        facts: dict[str, Any],
+    ) -> None:
+        self.sweep, self.out, self.machines, self.corpus, self.console = sweep, out, machines, corpus, console
+        self.facts = facts
+        self.results: dict[str, TrialResult] = {}
         self.ran_on: dict[str, Any] = {}
         self.order: list[str] = []
         self.complete = False
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Results:
         """Run every trial that is not finished; the results file is whole at any time."""
-        with Display(self.console, self.plan.training.steps) as display:
+        with Display(self.console) as display:
 
-            def finish(trial: Trial, result: dict[str, Any]) -> None:
+            def finish(trial: Trial, result: TrialResult) -> None:
                 self.results[trial.id] = result
                 display.finish(trial, result)
                 self.write()
@@ -82,46 +114,56 @@ class _Comparison:
             with self.executor(display.note, callbacks) as executor:
                 self.ran_on = executor.environment()
 
-                def run(trials: list[Trial]) -> list[dict[str, Any]]:
+                def run(trials: list[Trial]) -> list[TrialResult]:
                     self.order += [trial.id for trial in trials]
-                    display.expect(len(trials))
-                    return executor.run(trials, self.out / TRIALS, self.corpus.path)
+                    display.expect(trials)
+                    return executor.run(trials, self.out / TRIALS)
 
-                found = run(self.plan.first_trials(self.key))
+                found = run(self.sweep.first_trials(self.corpus))
                 for _ in range(1 + MORE_ROUNDS):
-                    trials = self.plan.refining_trials(found, self.key)
+                    trials = self.sweep.refining_trials(found, self.corpus)
                     if not trials:
                         break
                     found += run(trials)
-                run(self.plan.later_trials(found, self.key))
+                run(self.sweep.later_trials(found, self.corpus))
         self.complete = True
         return self.write()
 
     def executor(self, note: Callable[[str], None], callbacks: dict[str, Any]) -> Executor:
         """Make the executor that the options ask for."""
-        if self.plan.cluster is None:
-            return LocalExecutor(self.plan.jobs, **callbacks)
-        return RayExecutor(self.plan.cluster, jobs=self.plan.config.jobs, on_note=note, **callbacks)
+        ray, jobs = self.machines.ray, self.machines.jobs
+        if ray is not None:
+            return RayExecutor(ray, jobs, (self.out / CONFIG, self.corpus.path), note, **callbacks)
+        gpus = _num_gpus(next(iter(self.sweep.variants.values())).device)
+        return Executor(jobs or gpus or num_cores(), Resources(ranks=self.machines.ranks), gpus, **callbacks)
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Results:
         """Write the results of all trials so far and return them."""
         root = self.out / TRIALS
         # The order of the plan, not that in which trials happened to end, so that equal runs give equal files.
-        trials = [self.results[name] for name in self.order if name in self.results]
-        unnamed = sum(1 for folder in root.iterdir() if folder.is_dir() and folder.name not in self.results)
-        output = {
-            "format": FORMAT,
-            "trials": trials,
-            **summarize(trials, root, self.plan.design(self.complete)),
-            "rates": rate_facts(self.plan),
-            "environment": {**environment(), **self.ran_on},
-            "settings": self.plan.settings(),
-            "corpus": corpus_facts(self.corpus),
-            "command": self.plan.command(),
-            "notes": notes(self.plan, self.corpus, trials, self.complete, unnamed),
-        }
-        write_json(self.out / RESULTS, output)
-        return output
+        trials = tuple(self.results[name] for name in self.order if name in self.results)
+        rates = self.sweep.rate_facts(self.corpus.fingerprint)
+        design = self.sweep.design(rates, self.complete)
+        summary, variants = summarize(trials, root, design, self.sweep.values)
+        results = Results(
+            trials=trials,
+            summary=summary,
+            variants=variants,
+            rates=rates,
+            complete=self.complete,
+            num_other_trials=sum(path.is_dir() and path.name not in self.results for path in root.iterdir()),
+            environment={**environment(), **self.ran_on},
+            settings=self.sweep.shared(),
+            **self.facts,
+        )
+        write_results(self.out, results)
+        return results
+
+
+def _num_gpus(device: str) -> int:
+    import torch
+
+    return 0 if device == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
 
 
 def _check_folder(out: Path, resume: bool) -> None:
@@ -133,41 +175,55 @@ def _check_folder(out: Path, resume: bool) -> None:
             raise UserError(f"`out` {out} holds no comparison ({CONFIG} is missing); name another folder")
 
 
-@contextlib.contextmanager
-def _claimed(out: Path, resolved: dict[str, Any]) -> Iterator[None]:
-    """The folder for this process alone, with the configuration written to it."""
-    out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"another process is running a comparison in {out}; wait for it or name another `out`"
-        ) from None
-    try:
-        path = out / CONFIG
-        if path.exists():
-            _check_same(path, resolved)
-        write_text(path, yaml.safe_dump(json.loads(json.dumps(resolved)), sort_keys=False))
-        (out / TRIALS).mkdir(exist_ok=True)
-        yield
-    finally:
-        lock.release()
+def _claim(out: Path, sweep: Sweep, corpus: Corpus) -> None:
+    """Write the configuration of the comparison, if the folder does not hold another one."""
+    path = out / CONFIG
+    now = {"format": FORMAT, "corpus": corpus.fingerprint, "settings": recipe.nested_all(sweep.shared())}
+    if path.exists():
+        _check_same(path, now)
+    axes = recipe.resolved(sweep.axes)
+    write_text(path, recipe.dump_data({**now, recipe.COMPARE: axes}))
+    (out / TRIALS).mkdir(exist_ok=True)
 
 
-def _check_same(path: Path, resolved: dict[str, Any]) -> None:
-    try:
-        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
-        before = {**saved["settings"], "data": saved["corpus_fingerprint"]}
-        version = saved.get("format")
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; name another folder") from error
-    if version != FORMAT:
+def _check_same(path: Path, now: dict[str, Any]) -> None:
+    saved = recipe.read_file(path)
+    if saved.get("format") != FORMAT or not isinstance(saved.get("settings"), dict):
         raise UserError(f"{path.parent} holds a comparison of another version of geonorm; name another folder")
-    now = {**resolved["settings"], "data": resolved["corpus_fingerprint"]}
-    for key, value in now.items():
-        if before.get(key) != value:
-            change = (
-                "is this text now but was other text" if key == "data" else f"is {value} now but was {before.get(key)}"
-            )
-            raise UserError(f"`{key}` {change} in {path.parent}; give the same to resume it, or name another folder")
+    remedy = "give the same to resume it, or name another folder"
+    if saved.get("corpus") != now["corpus"]:
+        raise UserError(f"`data` is this text now but was other text in {path.parent}; {remedy}")
+    before, after = (recipe.flat(one["settings"]) for one in (saved, now))
+    for key in after.keys() | before.keys():
+        if before.get(key) != after.get(key):
+            raise UserError(f"`{key}` is {after.get(key)} now but was {before.get(key)} in {path.parent}; {remedy}")
+
+
+def _corpus_facts(corpus: Any) -> dict[str, Any]:
+    """The corpus in flat form for the results: counts by side, what was skipped and why."""
+    description = corpus.description
+    names = description["sources"]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    counts = {
+        f"{count}_{side}": description[count][side]
+        for count in ("num_documents", "num_bytes", "num_tokens", "num_labels")
+        if count in description
+        for side in ("train", "val", "test")
+    }
+    for side in ("val", "test"):
+        counts |= {
+            f"num_groups_{side}": description["num_groups"][side],
+            f"largest_share_{side}": description["largest_share"][side],
+            f"overlap_{side}": description["overlap"][side],
+        }
+    counts["overlap_ngram"] = description["overlap"]["ngram"]
+    skipped = ", ".join(f"{count} x {reason}" for reason, count in description["skipped"].items())
+    return {
+        "name": ", ".join(names[:_NAMES_SHOWN]) + more,
+        **counts,
+        "bytes_per_token": description["bytes_per_token"],
+        "vocab_size": description["vocab_size"],
+        "skipped": skipped or "nothing",
+        "notes": " ".join(description["notes"]) or "none",
+        "fingerprint": description["fingerprint"],
+    }

@@ -91,9 +91,7 @@ class Running:
         if found is not None:
             return found
         message = f"{failure or 'it left no result'}; see {log_path(self.folder)}"
-        return self.trial.result(
-            RunResult(status="failed", message=message, seconds=time.monotonic() - self.started)
-        )
+        return self.trial.result(RunResult(status="failed", message=message, seconds=time.monotonic() - self.started))
 
 
 def spec_path(folder: Path) -> Path:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+
+from geonorm.report.results import Trial
 
 FACTOR = math.sqrt(2)
 MORE_ROUNDS = 6
@@ -16,9 +17,9 @@ MORE_ROUNDS = 6
 _ROUNDING, _TOLERANCE = 0.005, 0.02
 
 
-def best_lr(trials: Iterable[dict[str, Any]], seed: int) -> float | None:
+def best_lr(trials: Iterable[Trial], seed: int) -> float | None:
     """The rate with the lowest validation loss among one placement's trials of a seed; None if none finished."""
-    losses = {trial["lr"]: trial["val_loss"] for trial in trials if trial["seed"] == seed and trial["status"] == "ok"}
+    losses = {t.lr: t.val_loss for t in trials if t.seed == seed and t.status == "ok" and t.val_loss is not None}
     return min(losses, key=lambda lr: losses[lr]) if losses else None
 
 
@@ -43,14 +44,14 @@ def _reaches(ratios: list[float]) -> bool:
     return reached >= FACTOR / (1 + _TOLERANCE)
 
 
-def is_tuned(trials: Iterable[dict[str, Any]], seed: int) -> bool:
+def is_tuned(trials: Iterable[Trial], seed: int) -> bool:
     """True if one placement's trials of a seed surround the best as :func:`untried_neighbours` asks.
 
     A neighbour at which the trial diverged counts; one at which it failed, for a reason outside the training, does not.
     """
     trials = list(trials)
     best = best_lr(trials, seed)
-    tried = {trial["lr"] for trial in trials if trial["seed"] == seed and trial["status"] != "failed"}
+    tried = {trial.lr for trial in trials if trial.seed == seed and trial.status != "failed"}
     return best is not None and not untried_neighbours(best, tried)
 
 

@@ -35,12 +35,12 @@ class Estimate:
     errors: tuple[tuple[float, float], ...] = ()
     fixed: tuple[float, float] | None = None
 
-    def interval(self, level: float = LEVEL) -> list[float] | None:
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
         """Interval of the mean at a level; None where nothing is known, or for a bootstrap at another level."""
         if not self.errors:
-            return list(self.fixed) if self.fixed and level == LEVEL else None
+            return self.fixed if level == LEVEL else None
         half = max(float(stats.t.ppf((1 + level) / 2, freedom)) * error for error, freedom in self.errors)
-        return [self.mean - half, self.mean + half]
+        return self.mean - half, self.mean + half
 
     def p_value(self) -> float:
         """Two-sided: one less the highest level at which the interval excludes zero; 1 where nothing is known."""

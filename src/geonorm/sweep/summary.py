@@ -8,18 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from geonorm.experiments.rates import best_lr, is_tuned
-from geonorm.experiments.statistics import Estimate, estimate, holm_levels
-from geonorm.experiments.trials import TEST_WINDOWS
+from geonorm.report.results import FEWEST_DOCUMENTS, FEWEST_SEEDS, Difference, Row, Trial, Variant
+from geonorm.sweep.rates import best_lr, is_tuned
+from geonorm.sweep.statistics import Estimate, estimate, holm_levels
+from geonorm.training.folder import TEST_WINDOWS
 
 REFERENCE = "pre"
-FEWEST_SEEDS = 3
-FEWEST_DOCUMENTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Design:
 
 
 @dataclasses.dataclass
-class _Row:
+class _Placement:
     """One placement with its options: the trials that are shown and what they measured on the test text."""
 
-    trials: list[dict[str, Any]]
+    trials: list[Trial]
     lr: float | None
-    shown: list[dict[str, Any]]
+    shown: list[Trial]
     num_reporting: int
     num_lost: int
     tuned: bool
@@ -55,61 +55,80 @@ class _Row:
 
     @property
     def label(self) -> str:
-        return self.trials[0]["label"]
+        return self.trials[0].label
 
     @property
-    def val_loss(self) -> float | None:
-        losses = [trial["val_loss"] for trial in self.ended_well]
+    def num_documents(self) -> int:
+        return 0 if self.documents is None else len(np.unique(self.documents))
+
+    @property
+    def test_loss(self) -> float | None:
+        losses = [trial.test_loss for trial in self.shown if trial.test_loss is not None]
         return float(np.mean(losses)) if losses else None
 
     @property
-    def ended_well(self) -> list[dict[str, Any]]:
+    def val_loss(self) -> float | None:
+        losses = [trial.val_loss for trial in self.ended_well if trial.val_loss is not None]
+        return float(np.mean(losses)) if losses else None
+
+    @property
+    def ended_well(self) -> list[Trial]:
         """The trials at the chosen rate that ended well, with the seed that chose."""
-        return [trial for trial in self.trials if trial["lr"] == self.lr and trial["status"] == "ok"]
+        return [trial for trial in self.trials if trial.lr == self.lr and trial.status == "ok"]
 
 
-def summarize(results: list[dict[str, Any]], root: Path, design: Design) -> dict[str, Any]:
-    """Summarise trials by placement and options.
+def summarize(
+    trials: Iterable[Trial], root: Path, design: Design, variants: dict[str, dict[str, Any]] | None = None
+) -> tuple[tuple[Row, ...], tuple[Variant, ...]]:
+    """Summarise trials by variant, placement and options.
 
     Args:
-        results: one dict a trial, as the executor returns them.
+        trials: those that have ended.
         root: folder of the trials' folders, for the losses by window.
         design: what the seeds are for.
+        variants: varied keys with their values, by name of the variant; None for one without a name.
 
     Returns:
-        ``summary``, one dict a row, lowest test loss first, rows that lost a seed after the whole ones and rows without
-        a loss last; ``reference``, the label of the row that differences are taken to, the Pre-Norm of the lowest
-        validation loss (of the seed that chose, where one did), or None.
+        Rows: variant by variant, in each lowest test loss first, rows that lost a seed after the whole ones and rows
+        without a loss last. Variants: each with its reference, the Pre-Norm of the lowest validation loss (of the seed
+        that chose, where one did). Intervals of differences are corrected for all rows of all variants together.
     """
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        groups[result["label"]].append(result)
-    rows = [_row(trials, root, design) for trials in groups.values()]
-    reference = _reference(rows, design.selection_seed)
-    output = [_output(row) for row in rows]
-    if reference is not None:
-        _add_differences(rows, output, reference, design)
-    # A mean over the seeds that survived is no equal of a mean over all of them, so it stands below those.
-    output.sort(key=lambda row: (row["test_loss_mean"] is None, row["num_lost"] > 0, row["test_loss_mean"] or 0.0))
-    return {"summary": output, "reference": reference.label if reference else None}
+    groups: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.variant, trial.label].append(trial)
+    found = [_row(mine, root, design) for mine in groups.values()]
+    rows, references = [], []
+    pairs: list[tuple[_Placement, _Placement]] = []
+    for name, values in (variants or {"": {}}).items():
+        mine = [row for row in found if row.trials[0].variant == name]
+        reference = _reference(mine, design.selection_seed)
+        references.append(Variant(name, values, reference.label if reference else None))
+        if reference is not None:
+            pairs += [(row, reference) for row in mine if row is not reference and row.shown]
+        # A mean over the seeds that survived is no equal of a mean over all of them, so it stands below those.
+        rows += sorted(mine, key=lambda row: (row.test_loss is None, row.num_lost > 0, row.test_loss or 0.0))
+    judged = _judged(pairs, design)
+    return tuple(_output(row, *judged.get(id(row), (None, None, ()))) for row in rows), tuple(references)
 
 
-def _row(trials: list[dict[str, Any]], root: Path, design: Design) -> _Row:
-    label, seed = trials[0]["label"], design.selection_seed
+def _row(trials: list[Trial], root: Path, design: Design) -> _Placement:
+    label, seed = trials[0].label, design.selection_seed
     if seed is None:
-        lr, tuned = trials[0]["lr"], label in design.tuned
+        lr, tuned = trials[0].lr, label in design.tuned
     else:
         lr, tuned = best_lr(trials, seed), is_tuned(trials, seed)
-    at_lr = sorted((trial for trial in trials if trial["lr"] == lr), key=lambda trial: trial["seed"])
-    reporting = [trial for trial in at_lr if trial["seed"] in design.reporting_seeds]
-    finished = [trial for trial in reporting if trial["status"] == "ok"]
+    at_lr = sorted((trial for trial in trials if trial.lr == lr), key=lambda trial: trial.seed)
+    reporting = [trial for trial in at_lr if trial.seed in design.reporting_seeds]
+    finished = [trial for trial in reporting if trial.status == "ok"]
     # Before any other seed has run, or without one, the seed that chose is all there is to show.
-    shown = finished if reporting else [trial for trial in at_lr if trial["status"] == "ok"]
-    windows, documents, labels = _windows([root / trial["id"] for trial in shown])
-    by_seed = {trial["seed"]: one for trial, one in zip(shown, windows, strict=True)} if windows else {}
+    shown = finished if reporting else [trial for trial in at_lr if trial.status == "ok"]
+    windows, documents, labels = _windows([root / trial.id for trial in shown])
+    by_seed = {trial.seed: one for trial, one in zip(shown, windows, strict=True)} if windows else {}
     if not windows:
-        by_seed = {trial["seed"]: np.array([trial["test_loss"]]) for trial in shown}
-    return _Row(trials, lr, shown, len(finished), len(reporting) - len(finished), tuned, by_seed, documents, labels)
+        by_seed = {trial.seed: np.array([trial.test_loss]) for trial in shown}
+    return _Placement(
+        trials, lr, shown, len(finished), len(reporting) - len(finished), tuned, by_seed, documents, labels
+    )
 
 
 def _windows(folders: list[Path]) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
@@ -133,66 +152,70 @@ def _windows(folders: list[Path]) -> tuple[list[np.ndarray], np.ndarray | None, 
     return losses, documents[0], None if (labels[0] == labels[0][0]).all() else labels[0]
 
 
-def _reference(rows: list[_Row], selection_seed: int | None) -> _Row | None:
+def _reference(rows: list[_Placement], selection_seed: int | None) -> _Placement | None:
     """The best Pre-Norm by the seed that chooses: chosen by seeds that report, it would look better than it is."""
-    candidates = [row for row in rows if row.trials[0]["placement"] == REFERENCE and row.shown]
+    candidates = [row for row in rows if row.trials[0].placement == REFERENCE and row.shown]
 
-    def loss(row: _Row) -> float:
-        chosen = [t["val_loss"] for t in row.ended_well if t["seed"] == selection_seed]
+    def loss(row: _Placement) -> float:
+        chosen = [t.val_loss for t in row.ended_well if t.seed == selection_seed and t.val_loss is not None]
         return chosen[0] if chosen else row.val_loss or 0.0
 
     return min(candidates, key=lambda row: (row.num_lost > 0, loss(row))) if candidates else None
 
 
-def _output(row: _Row) -> dict[str, Any]:
+def _output(row: _Placement, difference: Difference | None, verdict: str | None, no_verdict: tuple[str, ...]) -> Row:
     first = row.trials[0]
     found = estimate(np.stack(list(row.windows.values())), row.documents, row.labels) if row.shown else None
-    bits = [trial["test_bits_per_byte"] for trial in row.shown if trial["test_bits_per_byte"] is not None]
-    return {
-        "label": row.label,
-        "placement": first["placement"],
-        "options": first["options"],
-        "best_lr": row.lr if row.shown else None,
-        "val_loss_mean": row.val_loss,
-        "test_loss_mean": float(np.mean([trial["test_loss"] for trial in row.shown])) if row.shown else None,
-        "test_loss_ci": found.interval() if found else None,
-        "ci_kind": found.kind if found else "",
-        "test_bits_per_byte_mean": float(np.mean(bits)) if bits else None,
-        "num_seeds": row.num_reporting,
-        "num_lost": row.num_lost,
-        "lrs_tried": sorted({trial["lr"] for trial in row.trials}),
-        "tuned": row.tuned,
-        "difference": None,
-        "verdict": None,
-        "no_verdict": None,
-    }
+    bits = [trial.test_bits_per_byte for trial in row.shown if trial.test_bits_per_byte is not None]
+    interval = found.interval() if found else None
+    return Row(
+        variant=first.variant,
+        label=row.label,
+        placement=first.placement,
+        options=first.options,
+        best_lr=row.lr if row.shown else None,
+        test_loss_mean=row.test_loss,
+        test_loss_ci=interval,
+        ci_kind=found.kind if found else "",
+        test_bits_per_byte_mean=float(np.mean(bits)) if bits else None,
+        num_seeds=row.num_reporting,
+        num_lost=row.num_lost,
+        lrs_tried=tuple(sorted({trial.lr for trial in row.trials})),
+        tuned=row.tuned,
+        difference=difference,
+        verdict=verdict,
+        no_verdict=no_verdict,
+        num_documents=row.num_documents,
+    )
 
 
-def _add_differences(rows: list[_Row], output: list[dict[str, Any]], reference: _Row, design: Design) -> None:
-    """Add to every row its difference to the reference and the verdict or why there is none."""
-    pairs = [(row, entry) for row, entry in zip(rows, output, strict=True) if row is not reference and row.shown]
-    compared = [(entry, row, *_paired(row, reference)) for row, entry in pairs]
-    found = [(entry, row, one, num_seeds) for entry, row, one, num_seeds in compared if one is not None]
-    levels = holm_levels([one.p_value() for _, _, one, _ in found])
-    for (entry, row, one, num_seeds), level in zip(found, levels, strict=True):
-        corrected = one.interval(level)
-        entry["difference"] = {
-            "mean": one.mean,
-            "ci": one.interval(),
-            "ci_corrected": corrected,
-            "kind": one.kind,
-            "num_seeds": num_seeds,
-        }
-        why = _no_verdict(row, reference, num_seeds, design)
-        if why:
-            entry["no_verdict"] = why
-        elif corrected is None or corrected[0] <= 0 <= corrected[1]:
-            entry["verdict"] = "no difference shown"
+def _judged(
+    pairs: list[tuple[_Placement, _Placement]], design: Design
+) -> dict[int, tuple[Difference | None, str | None, tuple[str, ...]]]:
+    """Each row's difference to its reference and the verdict or why there is none, by identity of the row."""
+    judged: dict[int, tuple[Difference | None, str | None, tuple[str, ...]]] = {}
+    compared = []
+    for row, reference in pairs:
+        found, num_seeds = _paired(row, reference)
+        if found is None:
+            judged[id(row)] = None, None, ("no seed shared",)
         else:
-            entry["verdict"] = "better" if one.mean < 0 else "worse"
+            compared.append((row, found, num_seeds, _no_verdict(row, reference, num_seeds, design)))
+    levels = holm_levels([found.p_value() for _, found, _, _ in compared])
+    for (row, found, num_seeds, why), level in zip(compared, levels, strict=True):
+        corrected = found.interval(level)
+        difference = Difference(found.mean, found.interval(), corrected, found.kind, num_seeds)
+        if why:
+            verdict = None
+        elif corrected is None or corrected[0] <= 0 <= corrected[1]:
+            verdict = "no difference shown"
+        else:
+            verdict = "better" if found.mean < 0 else "worse"
+        judged[id(row)] = difference, verdict, why
+    return judged
 
 
-def _paired(row: _Row, reference: _Row) -> tuple[Estimate | None, int]:
+def _paired(row: _Placement, reference: _Placement) -> tuple[Estimate | None, int]:
     """The mean difference, seed with the same seed and window with the same window, and the reporting seeds in it."""
     shared = sorted(row.windows.keys() & reference.windows.keys())
     if not shared:
@@ -210,18 +233,14 @@ def _paired(row: _Row, reference: _Row) -> tuple[Estimate | None, int]:
     return estimate(mine - theirs, documents, labels), reporting
 
 
-def _no_verdict(row: _Row, reference: _Row, num_seeds: int, design: Design) -> str | None:
-    """Why no verdict can be given on a row, in words that go on after "no verdict:"; None if one can."""
+def _no_verdict(row: _Placement, reference: _Placement, num_seeds: int, design: Design) -> tuple[str, ...]:
+    """Why no verdict can be given on a row, the first reason that holds; empty if one can."""
     if not design.complete:
-        return "the comparison is not finished"
+        return ("not finished",)
     if row.num_lost or reference.num_lost:
-        return f"{'a seed' if row.num_lost else 'a seed of the reference'} was lost"
+        return ("seed lost" if row.num_lost else "reference lost a seed",)
     if num_seeds < FEWEST_SEEDS:
-        return f"reporting seeds shared with the reference: {num_seeds}, needed: {FEWEST_SEEDS}"
-    untuned = [name for name, one in (("its", row), ("the reference's", reference)) if not one.tuned]
-    if untuned:
-        return f"{' and '.join(untuned)} learning rate was not searched to a factor of sqrt(2)"
-    count = 0 if row.documents is None else len(np.unique(row.documents))
-    if count < FEWEST_DOCUMENTS:
-        return f"documents in the windows of the test text: {count}, needed: {FEWEST_DOCUMENTS}"
-    return None
+        return ("few seeds",)
+    if not (row.tuned and reference.tuned):
+        return (*["not tuned"][row.tuned :], *["reference not tuned"][reference.tuned :])
+    return ("few documents",) if row.num_documents < FEWEST_DOCUMENTS else ()

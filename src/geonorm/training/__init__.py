@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from geonorm.training.evaluation import Evaluation, evaluate
     from geonorm.training.loop import Outcome, train
     from geonorm.training.metrics import MetricsFile
-    from geonorm.training.optimizer import make_optimizer, parameter_groups
-    from geonorm.training.optimizer import lr_factor
+    from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
     from geonorm.training.settings import TrainSettings
 
 # Imported when first named, so that the command line can show its help without loading the models.

@@ -23,9 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from geonorm.errors import UserError
+from geonorm.training.distributed import OtherRankFailedError, Ranks, is_sharded
 from geonorm.training.manifest import Checkpoint, sha256, sync_folder, verify, write_manifest
-from geonorm.training.distributed import is_sharded
-from geonorm.training.distributed import OtherRankFailedError, Ranks
 
 _NAME = re.compile(r"step-(\d+)")
 # True, and wanted: one process saves and loads alone.

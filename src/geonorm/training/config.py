@@ -108,7 +108,6 @@ class OptimizerConfig(_Section):
     clip: Annotated[float, POSITIVE] = 1.0
 
 
-
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig(_Section):
     """The learning rate over the run.
@@ -124,7 +123,6 @@ class ScheduleConfig(_Section):
     warmup: Annotated[int | None, Count(0)] = None
     decay: Annotated[int | None, Count(0)] = None
     min_lr_ratio: Annotated[float, Number(0, 1)] = 0.1
-
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, start: int, count: int) -> tuple[int, int]:
-        """Start and size of this rank's part of ``count`` things from ``start``; ``count`` is a multiple of their number."""
+        """Start and size of this rank's part of ``count`` things from ``start``; a multiple of their number."""
         part = count // self.world_size
         return start + self.rank * part, part
 

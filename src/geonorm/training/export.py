@@ -12,8 +12,8 @@ import torch
 from geonorm.errors import UserError, check_count, check_unicode
 from geonorm.training import folder as places
 from geonorm.training.checkpoint import Checkpoints
-from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.distributed import solo
+from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.state import MODEL
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -54,6 +55,26 @@ def read_config(out: Path, files: Iterable[Path], overrides: Iterable[str], *, r
     return recipe.load([*saved, *files], overrides).filled()
 
 
+@contextlib.contextmanager
+def locked(out: Path, doing: str) -> Iterator[None]:
+    """A folder for this process alone; one that dies lets it go.
+
+    Raises:
+        UserError: another process is ``doing`` something there.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(out / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is {doing} in {out}; wait for it or name another `out`") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class RunFolder:
     """The folder, held by this process until :meth:`release`.
 
@@ -71,23 +92,15 @@ class RunFolder:
         Raises:
             UserError: another process holds it, or it holds something that was not asked for.
         """
-        from filelock import FileLock, Timeout
-
         self.out, self.config = out, config
         check_folder_path("out", out)
         if resume and overwrite:
             raise UserError("--resume and --overwrite are both given; keep one")
         out.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(out / _LOCK)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise UserError(f"another process is training in {out}; wait for it or name another `out`") from None
-        try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(locked(out, "training"))
             self._take(resume, overwrite)
-        except BaseException:
-            self._lock.release()
-            raise
+            self._held = held.pop_all()
 
     def _take(self, resume: bool, overwrite: bool) -> None:
         # What a start that was killed leaves half written counts for nothing.
@@ -201,7 +214,7 @@ class RunFolder:
 
     def release(self) -> None:
         """Let another process have the folder."""
-        self._lock.release()
+        self._held.close()
 
 
 def _read_record(out: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
 from geonorm.training.config import RunConfig
+from geonorm.training.distributed import Parallel, Ranks, solo, whole
 from geonorm.training.evaluation import (
     Evaluation,
     autocast,
@@ -33,9 +34,7 @@ from geonorm.training.evaluation import (
     undisturbed,
 )
 from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
-from geonorm.training.distributed import Parallel, whole
 from geonorm.training.progress import Progress
-from geonorm.training.distributed import Ranks, solo
 
 # A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
 # one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
@@ -228,8 +227,7 @@ class Loop:
         self.progress.labelled_tokens += num_tokens
         total = torch.zeros((), dtype=torch.float64, device=device)
         ids, wanted = (
-            torch.from_numpy(part).to(device, non_blocking=True).chunk(config.accumulation)
-            for part in (batch, labels)
+            torch.from_numpy(part).to(device, non_blocking=True).chunk(config.accumulation) for part in (batch, labels)
         )
         for number, (part, targets) in enumerate(zip(ids, wanted, strict=True), start=1):
             with self.parallel.micro_batch(last=number == len(ids)):

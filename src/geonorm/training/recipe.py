@@ -61,10 +61,14 @@ def override(key: str, value: str) -> dict[str, Any]:
     """
     if not key.strip():
         _no_override(f"={value}")
-    data = parse_yaml(value, f"override {key + '=' + value!r}")
-    for name in reversed(key.strip().split(".")):
-        data = {name: data}
-    return data
+    return nested(key.strip(), parse_yaml(value, f"override {key + '=' + value!r}"))
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Nested plain data of one dotted key."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
 
 
 def _no_override(text: str) -> typing.NoReturn:
@@ -88,6 +92,16 @@ def build(kind: type[Config], data: dict[str, Any], *, ignore_unknown: bool = Fa
         UserError: as :func:`load`; a key is missing that has no default.
     """
     return _build(kind, data, "", None if ignore_unknown else key_paths(kind))
+
+
+def build_section(kind: type[Config], data: Any, name: str) -> Config:
+    """Make the dataclass of one section, named in errors with its place.
+
+    Raises:
+        UserError: as :func:`load`.
+    """
+    known = [f"{name}.{path}" for path in key_paths(kind)]
+    return _build(kind, _mapping(data, f"`{name}`"), f"{name}.", known)
 
 
 def key_paths(kind: Any) -> list[str]:
@@ -142,10 +156,23 @@ def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def nested_all(data: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`flat`."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found = _merge(found, nested(key, value))
+    return found
+
+
 def dump(config: Any) -> str:
     """Return the configuration as YAML that :func:`load` reads."""
+    return dump_data(resolved(config))
+
+
+def dump_data(data: dict[str, Any]) -> str:
+    """Return plain data as YAML, keys in their order."""
     stream = io.StringIO()
-    _yaml().dump(resolved(config), stream)
+    _yaml().dump(data, stream)
     return stream.getvalue()
 
 
@@ -157,15 +184,7 @@ def save(path: Path, config: Any) -> None:
 def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in including:
         raise UserError(f"{path} includes itself, by way of {' -> '.join(p.name for p in including)}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"the recipe {path} is no regular file; give a file of YAML")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read the recipe {path}: it is not UTF-8 text") from None
-    data = _mapping(parse_yaml(text, str(path)), str(path))
+    data = read_file(path)
     included = data.pop(INCLUDE, [])
     names = [included] if isinstance(included, str) else included
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -174,6 +193,23 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     for name in names:
         merged = _merge(merged, _read(path.parent / Path(name).expanduser(), (*including, path.resolve())))
     return _merge(merged, data)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Keys and values of one YAML file; nothing is included.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"the recipe {path} is no regular file; give a file of YAML")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read the recipe {path}: it is not UTF-8 text") from None
+    return _mapping(parse_yaml(text, str(path)), str(path))
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:

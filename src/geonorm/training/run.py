@@ -21,16 +21,16 @@ from geonorm.training import folder as places
 from geonorm.training import recipe
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import RunConfig
+from geonorm.training.distributed import OtherRankFailedError, Parallel, Ranks, joined, recompute_blocks
 from geonorm.training.folder import RunFolder
 from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
 from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile
-from geonorm.training.progress import Progress
-from geonorm.training.distributed import OtherRankFailedError, Parallel, Ranks, joined, recompute_blocks
-from geonorm.training.reporter import Reporter
-from geonorm.training.sampling import sample
 from geonorm.training.optimizer import make_optimizer
+from geonorm.training.progress import Progress
+from geonorm.training.reporter import Reporter
 from geonorm.training.result import RunResult
+from geonorm.training.sampling import sample
 from geonorm.training.setup import (
     check_batch,
     check_model,
@@ -155,9 +155,7 @@ class _Run:
         throughput = Throughput(flops, peak, ranks, progress.step, progress.seconds)
         ranks.on_main(lambda: self._open_reporter(throughput, num_bytes))
         emit = self.reporter.emit if self.reporter is not None else lambda row: None
-        self.loop = Loop(
-            parallel, ranks, self.data, config, self.optimizer, schedule, emit, progress, self._after_step
-        )
+        self.loop = Loop(parallel, ranks, self.data, config, self.optimizer, schedule, emit, progress, self._after_step)
         self.request.waiting_for_step = True
         try:
             outcome = self.loop.run()

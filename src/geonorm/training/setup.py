@@ -16,8 +16,8 @@ from geonorm.errors import UserError
 from geonorm.models.ids import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
-from geonorm.training.loop import Data
 from geonorm.training.distributed import Ranks
+from geonorm.training.loop import Data
 
 TOKENIZER = "tokenizer.json"
 _SPLIT = ("val_fraction", "test_fraction", "min_documents", "max_share", "group_by", "dedup")
@@ -107,7 +107,9 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
     if chosen.num_kv_heads is not None:
         more["num_key_value_heads"] = chosen.num_kv_heads
         if chosen.num_heads % chosen.num_kv_heads:
-            raise UserError(f"`model.num_heads` {chosen.num_heads} is not a multiple of `model.num_kv_heads` {chosen.num_kv_heads}")
+            raise UserError(
+                f"`model.num_heads` {chosen.num_heads} is not a multiple of `model.num_kv_heads` {chosen.num_kv_heads}"
+            )
     return models.build_model(
         models.ModelShape(chosen.hidden_size, chosen.num_layers, chosen.num_heads, chosen.intermediate_size),
         chosen.placement or "geonorm",
@@ -148,7 +150,9 @@ def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
         models.rewire(model, model.config.placement, **{**model.config.placement_options, **chosen.options})
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and config.data.seq_len > most:
-        raise UserError(f"`data.seq_len` {config.data.seq_len} is longer than the {most} tokens of the model in {folder}")
+        raise UserError(
+            f"`data.seq_len` {config.data.seq_len} is longer than the {most} tokens of the model in {folder}"
+        )
     _check_embeddings(config, corpus, model)
     # A new model leaves the stream where drawing its weights ended; this one was drawn by somebody else.
     torch.manual_seed(config.seed)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import UserError
-from geonorm.training.optimizer import Optimizers
 from geonorm.training.distributed import Ranks
+from geonorm.training.optimizer import Optimizers
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."

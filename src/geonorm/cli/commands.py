@@ -2,18 +2,18 @@
 
 import dataclasses
 import inspect
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from geonorm import signals
+from geonorm.cli.compare import compare
+from geonorm.cli.text import data_overrides
 from geonorm.console import results_are_printed
 from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
-from geonorm.experiments.config import CompareConfig
 from geonorm.inspection.config import InspectConfig
 from geonorm.ranges import check_ranges
 
@@ -24,31 +24,6 @@ _Data = Annotated[
 ]
 _RecipeWords = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|KEY=VALUE")]
 _Overrides = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY=VALUE")]
-
-
-@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
-def compare(config: CompareConfig) -> int:
-    """Train one small model for every placement under equal conditions, and report."""
-    check_ranges(config)
-    from rich.console import Console
-
-    from geonorm.experiments.compare import compare as run
-    from geonorm.report import describe, parse_results, summary_table, write_report
-
-    console = Console()
-    signals.begin()
-    try:
-        results = parse_results(run(config, console))
-    except KeyboardInterrupt:
-        console.print("finished trials are kept; the same command with --resume goes on from them")
-        raise
-    console.print(summary_table(results))
-    finding = describe(results)
-    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
-    for note in (*finding.sentences, *results.notes):
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
-    return 1 if any(trial.status == "failed" for trial in results.trials) else 0
 
 
 @tyro.conf.configure(tyro.conf.Positional)
@@ -92,8 +67,7 @@ def train(
     from geonorm.training.recipe import dump
 
     words = [*overrides, *([f"parallel={parallel}"] if parallel else [])]
-    if data:
-        words += ["data.corpus=null", f"data.sources={json.dumps(data)}"]
+    words += data_overrides(data, words)
     resolved = read_config(out, config, words, resume=resume)
     if show:
         results_are_printed()

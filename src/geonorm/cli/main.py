@@ -40,7 +40,7 @@ def _run(arguments: list[str] | None, request: StopRequest) -> int:
     try:
         import tyro
 
-        from geonorm.commands import COMMANDS
+        from geonorm.cli.commands import COMMANDS
 
         return tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="geonorm", description="Where should a Transformer normalise?", args=arguments

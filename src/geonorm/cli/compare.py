@@ -1,0 +1,177 @@
+"""``geonorm compare``."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from geonorm import signals
+from geonorm.cli.text import data_overrides
+from geonorm.errors import UserError, check_count, check_positive
+from geonorm.ranges import FACTOR, SEED, Count, Number, check_ranges
+
+_FROM_RECIPE = "(default: as the recipe says)"
+_Words = Annotated[
+    tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")
+]
+_Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
+_Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_RECIPE)]
+_Ints = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint=_FROM_RECIPE)]
+_Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_RECIPE)]
+_Vary = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=A,B [KEY=A,B ...]", help_behavior_hint="(default: none)")]
+_Preset = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: demo without --config)")]
+_Jobs = Annotated[
+    int | None,
+    tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores or GPUs; with ray, what the cluster takes)"),
+]
+_Ranks = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: 1, with ray one a GPU)")]
+_Address = Annotated[
+    str | None,
+    tyro.conf.arg(metavar="HOST:PORT|auto", help_behavior_hint="(default: one of its own on this machine)"),
+]
+_Sources = Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint=_FROM_RECIPE)]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareOptions:
+    """Train one small model for every placement under equal conditions, and report.
+
+    A comparison is a recipe of geonorm train with axes: placements, learning rates, seeds and any other key. Values of
+    the recipe are changed as for train, such as steps=100 model.hidden_size=64; they come before the options.
+    """
+
+    words: _Words = ()
+    """Values of the recipe to change; geonorm train --show lists all of them"""
+    preset: _Preset = None
+    """A recipe that comes with geonorm: demo, small or tiny"""
+    config: _Files = ()
+    """YAML recipe, as for train; its section `compare` says what is varied"""
+    placements: _Texts = ()
+    """Placements, each NAME or NAME:OPTION=VALUE,... such as geonorm:decay=sqrt"""
+    lrs: Annotated[_Floats, FACTOR] = ()
+    """Peak learning rates to try, the same for every placement"""
+    seeds: Annotated[_Ints, SEED] = ()
+    """Seeds. With several rates the first chooses each placement's rate and does not report, the others report"""
+    vary: _Vary = ()
+    """Further keys with the values that each takes, such as optimizer.name=adamw,muon; every combination is compared"""
+    data: _Sources = ()
+    """A folder made by geonorm prepare, or what that command takes: files, folders, patterns, hf:// datasets"""
+    out: Path = Path("runs/compare")
+    """Folder for results, report and one folder a trial"""
+    resume: bool = False
+    """Continue in a folder that exists: finished trials are kept, others go on from their last checkpoint"""
+    refine: bool = True
+    """After the grid, try the neighbours of each best rate, a factor of sqrt(2) away; without them no verdict"""
+    full_grid: bool = False
+    """Run every learning rate with every seed"""
+    jobs: Annotated[_Jobs, Count()] = None
+    """Trials side by side"""
+    ranks_per_trial: Annotated[_Ranks, Count()] = None
+    """Processes that train a trial together, on one machine; parallel=fsdp cuts the model up"""
+    executor: Literal["local", "ray"] = "local"
+    """local: processes on this machine; ray: tasks on a Ray cluster whose machines share the folders"""
+    address: _Address = None
+    """The running Ray cluster"""
+    cpus_per_trial: Annotated[int, Count()] = 1
+    """CPUs a trial, a thread each (ray)"""
+    gpus_per_trial: Annotated[float, Number(0, 1e6)] = 0
+    """GPUs a trial (ray); below 1 several trials share one"""
+    retries: Annotated[int, Count(0)] = 2
+    """Times that a trial goes on elsewhere after its worker or machine was lost (ray)"""
+
+
+# Not part of what the results rest on.
+_LEFT_OUT = ("resume", "jobs", "address", "retries")
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def compare(options: CompareOptions) -> int:
+    """Train one small model for every placement under equal conditions, and report."""
+    check_ranges(options)
+    from rich.console import Console
+
+    from geonorm.report import describe, summary_table, write_report
+    from geonorm.sweep.axes import make_sweep
+    from geonorm.sweep.compare import Machines
+    from geonorm.sweep.compare import compare as run
+
+    preset = options.preset or (None if options.config else "demo")
+    overrides = [*options.words, *data_overrides(options.data, options.words)]
+    sweep = make_sweep(options.config, overrides, preset=preset, axes=_axes(options))
+    ray, ranks = _ray(options, sweep)
+    console = Console()
+    signals.begin()
+    try:
+        machines = Machines(options.jobs, ranks, ray)
+        results = run(sweep, options.out, machines, console, command=_command(options), resume=options.resume)
+    except KeyboardInterrupt:
+        console.print("what is done is kept; the same command with --resume goes on from it")
+        raise
+    console.print(summary_table(results))
+    finding = describe(results)
+    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
+    for note in finding.sentences:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report: {write_report(options.out)}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if any(trial.status == "failed" for trial in results.trials) else 0
+
+
+def _axes(options: CompareOptions) -> dict[str, Any]:
+    """What the options say of the section `compare`."""
+    from geonorm.training.recipe import parse_yaml
+
+    axes: dict[str, Any] = {}
+    for name in ("placements", "lrs", "seeds"):
+        if given := getattr(options, name):
+            axes[name] = list(given)
+    for name, default in (("refine", True), ("full_grid", False)):
+        if getattr(options, name) is not default:
+            axes[name] = getattr(options, name)
+    vary: dict[str, Any] = {}
+    for text in options.vary:
+        key, equals, values = text.partition("=")
+        if not equals or not key or not values:
+            raise UserError(f"`vary` must be KEY=A,B such as optimizer.name=adamw,muon, got {text!r}")
+        if key in vary:
+            raise UserError(f"`vary` has {key} twice; give all its values together")
+        vary[key] = parse_yaml(f"[{values}]", f"`vary` {text!r}")
+    return axes | ({"vary": vary} if vary else {})
+
+
+def _ray(options: CompareOptions, sweep: Any) -> tuple[Any, int]:
+    """Options of the Ray cluster, None for this machine alone, and the ranks of a trial."""
+    from geonorm.sweep.on_ray import RayOptions
+
+    if options.executor == "local":
+        for name in ("address", "cpus_per_trial", "gpus_per_trial", "retries"):
+            if getattr(options, name) != CompareOptions.__dataclass_fields__[name].default:
+                raise UserError(f"`{name}` is for Ray; add --executor ray, which runs on one machine too")
+        return None, options.ranks_per_trial or 1
+    cpus = check_count("cpus_per_trial", options.cpus_per_trial)
+    gpus = check_positive("gpus_per_trial", options.gpus_per_trial) if options.gpus_per_trial else 0.0
+    if gpus > 1 and gpus % 1:
+        raise UserError(f"`gpus_per_trial` above 1 must be a whole number, got {gpus:g}")
+    ranks = check_count("ranks_per_trial", options.ranks_per_trial or max(1, int(gpus)))
+    if gpus and ranks != max(1, int(gpus)):
+        raise UserError(f"`ranks_per_trial` must be one a GPU, {max(1, int(gpus))}, got {ranks}")
+    if ranks > cpus and not gpus:
+        raise UserError(f"`ranks_per_trial` {ranks} needs as many --cpus-per-trial, got {cpus}")
+    return RayOptions(options.address, cpus, gpus, ranks, check_count("retries", options.retries, 0)), ranks
+
+
+def _command(options: CompareOptions) -> str:
+    """The command that repeats the comparison."""
+    words = ["geonorm", "compare", *options.words]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name in ("words", *_LEFT_OUT) or (value == field.default and field.name != "out"):
+            continue
+        if field.name == "config":
+            words += [word for path in value for word in ("--config", str(path))]
+            continue
+        words.append(("--no-" if value is False else "--") + field.name.replace("_", "-"))
+        if not isinstance(value, bool):
+            words.extend(str(item) for item in (value if isinstance(value, tuple) else (value,)))
+    return shlex.join(words)
