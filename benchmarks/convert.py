@@ -32,7 +32,8 @@ from geonorm.data.windows import Windows
 from geonorm.models import rewire
 from geonorm.models.load import load_model
 from geonorm.storage import write_json
-from geonorm.training import MetricsFile, TrainSettings, evaluate, train
+from geonorm.training import MetricsFile, RunConfig, evaluate, recipe, train
+from geonorm.training.config import DataConfig, EvaluationConfig, OptimizerConfig, ScheduleConfig
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "projection, sequential": {"retraction": "projection", "method": "sequential"},
@@ -89,17 +90,14 @@ def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, 
     source = FileSource(text)
     split = split_source(source)
     held = _held_out(source, split, tokenizer)
-    settings = TrainSettings(
+    settings = RunConfig(
+        data=DataConfig(seq_len=LENGTH),
+        optimizer=OptimizerConfig(lr=lr),
+        schedule=ScheduleConfig(warmup=min(10, steps - 1)),
+        evaluation=EvaluationConfig(log_every=1, every=50, windows=HELD_OUT_WINDOWS, layers_every=steps),
         steps=steps,
-        batch=2,
-        length=LENGTH,
-        lr=lr,
-        warmup=min(10, steps - 1),
+        global_batch_size=2,
         precision="bf16",
-        log_every=1,
-        eval_every=50,
-        eval_windows=HELD_OUT_WINDOWS,
-        layers_every=steps,
     )
     num_bytes = _bytes(loaded, tokenizer)
     before = evaluate(loaded, held, num_bytes, batch=4, precision="fp32")
@@ -121,7 +119,7 @@ def train_on(model: Model, text: Texts, out: Path, name: str, steps: int = 100, 
     result = {
         "model": Path(model).name,
         "placement": loaded.config.placement,
-        "settings": dataclasses.asdict(settings),
+        "settings": recipe.resolved(settings),
         "tokens_on_hand": tokens,
         "loss_before": before.loss,
         "bits_per_byte_before": before.bits_per_byte,

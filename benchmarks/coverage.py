@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from benchmarks.common import RESULTS, table
-from geonorm.experiments.statistics import estimate
+from geonorm.sweep.statistics import estimate
 
 # Standard deviations by seed and by document; those by window are 1 (shared) and 0.3 (the rest).
 SCENARIOS = {"seeds": (0.3, 0.0), "documents": (0.0, 0.5), "both": (0.15, 0.5), "neither": (0.0, 0.0)}

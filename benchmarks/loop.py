@@ -23,14 +23,17 @@ from torch.nn import functional
 from geonorm.data import TokenFile, Windows
 from geonorm.models import ModelShape, build_model
 from geonorm.storage import write_json
+from geonorm.training.config import EvaluationConfig, RunConfig, ScheduleConfig
+from geonorm.training.distributed import Parallel, solo
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import adamw, make_optimizer, parameter_groups
-from geonorm.training.distributed import Parallel
 from geonorm.training.progress import Progress
-from geonorm.training.distributed import solo
-from geonorm.training.settings import TrainSettings
 
-SETTINGS = TrainSettings(steps=10_000, batch=16, length=128, warmup=1, log_every=10_000, layers_every=10_000)
+SETTINGS = RunConfig(
+    steps=10_000,
+    schedule=ScheduleConfig(warmup=1),
+    evaluation=EvaluationConfig(log_every=10_000, layers_every=10_000),
+)
 SHAPE = ModelShape(width=128, depth=8, heads=4)
 VOCABULARY = 1024
 RESULTS = Path(__file__).parent / "results" / "loop.json"
@@ -42,18 +45,25 @@ def random_windows(folder: Path) -> Windows:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 1_000_000).astype("<u2")
     ids.tofile(path)
     write_json(path.with_name(f"{path.name}.json"), {"format": 1, "dtype": "<u2", "num_tokens": len(ids)})
-    return Windows(TokenFile(path), length=SETTINGS.length)
+    return Windows(TokenFile(path), length=SETTINGS.data.seq_len)
 
 
 def fresh_model() -> nn.Module:
-    return build_model(SHAPE, "geonorm", {}, vocab_size=VOCABULARY, length=SETTINGS.length, seed=0)
+    return build_model(SHAPE, "geonorm", {}, vocab_size=VOCABULARY, length=SETTINGS.data.seq_len, seed=0)
 
 
 def bare(windows: Windows, clip: bool) -> Callable[[int], None]:
     """A step as one writes it by hand; its windows are tensors already."""
     model = fresh_model().train()
-    optimizer = adamw(parameter_groups(model, SETTINGS.weight_decay), lr=SETTINGS.lr, betas=SETTINGS.betas)
-    batches = [torch.from_numpy(windows.batch(number * SETTINGS.batch, SETTINGS.batch)) for number in range(8)]
+    optimizer = adamw(
+        parameter_groups(model, SETTINGS.optimizer.weight_decay),
+        lr=SETTINGS.optimizer.lr,
+        betas=SETTINGS.optimizer.betas,
+    )
+    batches = [
+        torch.from_numpy(windows.batch(number * SETTINGS.global_batch_size, SETTINGS.global_batch_size))
+        for number in range(8)
+    ]
 
     def step(number: int) -> None:
         ids = batches[number % len(batches)]
@@ -61,7 +71,7 @@ def bare(windows: Windows, clip: bool) -> Callable[[int], None]:
         loss = functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip)
+            nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.optimizer.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

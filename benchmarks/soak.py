@@ -23,8 +23,8 @@ import torch
 from geonorm import cli
 from geonorm.training import run as _  # noqa: F401  (imported before the forks, not after each)
 from geonorm.training.checkpoint import Checkpoints
-from geonorm.training.manifest import verify
 from geonorm.training.distributed import solo
+from geonorm.training.manifest import verify
 
 RECIPE = """\
 model: {width: 32, depth: 2, heads: 2, options: {learnable: true}}

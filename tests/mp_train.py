@@ -19,17 +19,15 @@ from safetensors.torch import save_file
 from geonorm.data import Corpus, Windows
 from geonorm.models import ModelShape, build_model
 from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.distributed import Parallel, Ranks, joined, solo, whole
 from geonorm.training.loop import Data, Loop
-from geonorm.training.optimizer import make_optimizer, muon_with_adamw
-from geonorm.training.distributed import Parallel, whole
+from geonorm.training.optimizer import Schedule, make_optimizer, muon_with_adamw
 from geonorm.training.progress import Progress
-from geonorm.training.distributed import Ranks, joined, solo
-from geonorm.training.optimizer import Schedule
-from geonorm.training.settings import TrainSettings
 from geonorm.training.state import collect
+from run_configs import run_config
 
 STEPS = 4
-SETTINGS = TrainSettings(
+SETTINGS = run_config(
     steps=STEPS, batch=8, accumulation=2, length=16, warmup=1, lr=4e-3, clip=1e9, log_every=1, eval_every=STEPS
 )
 
@@ -43,8 +41,8 @@ class Ragged(Windows):
     def mask(self, start: int, size: int):
         mask = np.zeros((size, self.length + 1), dtype=bool)
         for row in range(size):
-            step, place = divmod(start + row, SETTINGS.batch)
-            mask[row, -2 - place :] = not (step == 2 or (step == 1 and place < SETTINGS.batch // 2))
+            step, place = divmod(start + row, SETTINGS.global_batch_size)
+            mask[row, -2 - place :] = not (step == 2 or (step == 1 and place < SETTINGS.global_batch_size // 2))
         return mask
 
 

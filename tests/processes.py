@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-WORKER = b"geonorm.experiments.worker"
+WORKER = b"geonorm.sweep.trial"
 
 
 def trial_processes(mark: Path) -> list[int]:

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-
 from geonorm.experiments.rates import best_lr
 from geonorm.experiments.summary import Design, summarize
 from geonorm.experiments.trials import TEST_WINDOWS
+from rich.console import Console
+
 from geonorm.placements import parse
 from geonorm.report import parse_results, summary_table, write_report
 from geonorm.storage import write_json

@@ -20,8 +20,8 @@ from geonorm import UserError
 from geonorm.cli import main
 from geonorm.training import checkpoint as saving
 from geonorm.training.checkpoint import Checkpoints
-from geonorm.training.manifest import MANIFEST, verify
 from geonorm.training.distributed import solo
+from geonorm.training.manifest import MANIFEST, verify
 from geonorm.training.recipe import dump
 from geonorm.training.run import run
 from train_runs import assert_same_end, finish, tensor_names, tiny, tiny_corpus

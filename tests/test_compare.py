@@ -17,19 +17,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from filelock import FileLock
 
 from corpora import write_documents
-from geonorm import UserError
 from geonorm.cli import main
-from geonorm.experiments.display import Display
-from geonorm.experiments.local import LocalExecutor
-from geonorm.experiments.trials import Trial
 from geonorm.placements import available
+from geonorm.sweep.display import Display
+from geonorm.sweep.executors import Executor, TrialProcess
+from geonorm.training import recipe
+from geonorm.training.result import RunResult
 from processes import trial_processes, wait_for
 
-SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
+WORDS = ["steps=6", "model.hidden_size=16", "data.seq_len=16", "evaluation.windows=8"]
+SMALL = [*WORDS, "--preset", "tiny"]
 
 BUILD = "import geonorm.ops, torch; geonorm.ops.build_cpu(); assert geonorm.ops.which(torch.empty(1, 1)) == 'cpp'"
 
@@ -94,6 +94,8 @@ def test_results_of_a_whole_comparison(finished):
         "selection_seed": 0,
         "reporting_seeds": [1, 2],
         "found": "",
+        "inherited": [],
+        "other_corpus": False,
     }
     corpus = results["corpus"]
     assert corpus["num_groups_test"] == corpus["num_documents_test"] >= 8
@@ -101,9 +103,13 @@ def test_results_of_a_whole_comparison(finished):
     assert 0 <= corpus["overlap_test"] <= 1
     assert results["environment"]["threads_per_trial"] == 1
     assert results["trials"][0]["options"] == {"decay": "sqrt", "alpha": 0.5}
-    resolved = yaml.safe_load((out / "config.yaml").read_text())
-    assert resolved["settings"]["width"] == 16
-    assert resolved["placements"][0]["options"]["retraction"] == "exponential"
+    resolved = recipe.read_file(out / "config.yaml")
+    assert resolved["settings"]["model"]["hidden_size"] == 16
+    assert resolved["compare"]["seeds"] == [0, 1, 2]
+    options = {
+        recipe.read_file(path)["model"]["options"].get("retraction") for path in out.glob("trials/geo*/config.yaml")
+    }
+    assert options == {"exponential"}
 
 
 def test_page_and_printed_lines_of_a_whole_comparison(finished):
@@ -161,8 +167,8 @@ def test_resume_keeps_what_is_finished_and_adds_what_is_new(finished, tmp_path, 
 def test_resume_with_other_settings_is_refused_and_loses_nothing(finished, tmp_path, capsys):
     out, words = copied(finished, tmp_path)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert main([*words, "--batch", "8"]) == 2
-    assert "`batch` is 8 now but was 4" in capsys.readouterr().err
+    assert main([words[0], "global_batch_size=8", *words[1:]]) == 2
+    assert "`global_batch_size` is 8 now but was 4" in capsys.readouterr().err
     words[words.index("--data") + 1] = str(write_documents(tmp_path / "other", seed=1))
     assert main(words) == 2
     assert "`data` is this text now but was other text" in capsys.readouterr().err
@@ -171,9 +177,9 @@ def test_resume_with_other_settings_is_refused_and_loses_nothing(finished, tmp_p
 
 def test_a_comparison_of_another_version_is_not_resumed(finished, tmp_path, capsys):
     out, words = copied(finished, tmp_path)
-    config = yaml.safe_load((out / "config.yaml").read_text())
+    config = recipe.read_file(out / "config.yaml")
     del config["format"]
-    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    (out / "config.yaml").write_text(recipe.dump_data(config))
     assert main(words) == 2
     assert "holds a comparison of another version of geonorm; name another folder" in capsys.readouterr().err
 
@@ -181,16 +187,17 @@ def test_a_comparison_of_another_version_is_not_resumed(finished, tmp_path, caps
 def test_a_search_goes_on_until_the_best_rate_has_neighbours(tmp_path, data, monkeypatch):
     """With made-up results: the grid, its refinements, then the seeds that report."""
 
-    def run(self, trials, root, corpus):
+    def run(self, trials, root):
         results = []
         for trial in trials:
-            loss = 3 + abs(math.log(trial.training.lr / 6e-3)) + 0.01 * trial.training.seed
-            results.append(trial.result("ok", "", val_loss=loss, test_loss=loss, test_bits_per_byte=loss))
+            loss = 3 + abs(math.log(trial.lr / 6e-3)) + 0.01 * trial.seed
+            ended = RunResult(status="ok", val_loss=loss, test_loss=loss, test_bits_per_byte=loss)
+            results.append(trial.result(ended))
             (root / trial.id).mkdir()
             self.on_finish(trial, results[-1])
         return results
 
-    monkeypatch.setattr(LocalExecutor, "run", run)
+    monkeypatch.setattr(Executor, "run", run)
     words = ["--placements", "pre", "post", "--lrs", "4e-3", "8e-3", "1.6e-2", "--seeds", "0", "1", "2", "3"]
     assert run_compare(tmp_path / "run", data, *words) == 0
     results = results_in(tmp_path / "run")
@@ -210,31 +217,34 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path, data, capsys):
 
 
 def test_a_failed_trial_is_reported_and_the_rest_go_on(tmp_path, data, monkeypatch, capsys):
-    original = LocalExecutor._start
+    original = Executor.start
 
-    def start(self, trial, folder, corpus):
-        return original(self, trial, folder, corpus if trial.placement != "post" else corpus / "missing")
+    def start(self, folder):
+        if folder.name.startswith("post"):
+            folder.mkdir()
+            (folder / "notes.txt").write_text("in the way")
+        return original(self, folder)
 
-    monkeypatch.setattr(LocalExecutor, "_start", start)
+    monkeypatch.setattr(Executor, "start", start)
     assert run_compare(tmp_path / "run", data, "--placements", "pre", "post") == 1
     trials = {t["placement"]: t for t in results_in(tmp_path / "run")["trials"]}
     assert trials["pre"]["status"] == "ok"
     assert trials["post"]["status"] == "failed"
-    assert "log.txt" in trials["post"]["message"]
+    assert "holds no training run" in trials["post"]["message"]
     assert Path(trials["post"]["message"].rpartition("see ")[2]).exists()
     assert "failed" in capsys.readouterr().out
     monkeypatch.undo()
 
 
 def test_a_killed_trial_names_the_signal(tmp_path, data, monkeypatch):
-    original = LocalExecutor._start
+    original = Executor.start
 
-    def start(self, trial, folder, corpus):
-        running = original(self, trial, folder, corpus)
-        os.kill(running.process.pid, signal.SIGKILL)
-        return running
+    def start(self, folder):
+        handle = original(self, folder)
+        os.kill(handle.process.pid, signal.SIGKILL)
+        return handle
 
-    monkeypatch.setattr(LocalExecutor, "_start", start)
+    monkeypatch.setattr(Executor, "start", start)
     assert run_compare(tmp_path / "run", data, "--placements", "pre") == 1
     assert "killed by signal 9" in results_in(tmp_path / "run")["trials"][0]["message"]
     assert results_in(tmp_path / "run")["summary"][0]["test_loss_mean"] is None
@@ -244,11 +254,11 @@ def test_an_interrupt_ends_every_process(tmp_path, data, monkeypatch, capsys):
     started = []
 
     def interrupt(self, running):
-        started.append(running.process)
+        started.append(running.handle.process)
         if len(started) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("geonorm.experiments.display.Display.start", interrupt)
+    monkeypatch.setattr("geonorm.sweep.display.Display.start", interrupt)
     assert run_compare(tmp_path / "run", data, "--jobs", "2") == 130
     captured = capsys.readouterr()
     assert "--resume" in captured.out
@@ -260,7 +270,7 @@ def test_an_interrupt_ends_every_process(tmp_path, data, monkeypatch, capsys):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 def test_a_comparison_that_is_killed_leaves_no_process(tmp_path, data):
     """SIGKILL cannot be caught, so the trials have to notice by themselves."""
-    words = [*SMALL, "--data", str(data), "--out", str(tmp_path / "run"), "--steps", "1000000", "--jobs", "2"]
+    words = ["steps=1000000", *SMALL[1:], "--data", str(data), "--out", str(tmp_path / "run"), "--jobs", "2"]
     driver = subprocess.Popen(
         [sys.executable, "-m", "geonorm", "compare", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
@@ -288,25 +298,33 @@ def test_a_diverged_trial_is_a_result(tmp_path, data):
         (["--placements", "gonorm"], "unknown placement 'gonorm'; did you mean 'geonorm'? (known: "),
         (["--placements", "geonorm:alpha=-0.1"], "`alpha` must be positive, got -0.1"),
         (["--placements", "geonorm:decay"], "option 'decay' of placement 'geonorm' has no value"),
-        (["--placements", "pre", "pre"], "`placements` has pre twice"),
+        (["--placements", "pre", "pre"], "`compare.placements` has pre twice"),
+        (["--placements", "pre:normalize_entry=false", "pre"], "`compare.placements` has pre twice"),
         (["--preset", "hug"], "unknown preset 'hug'"),
-        (["--width", "30", "--heads", "4"], "`width` 30 is not divisible by `heads` 4"),
-        (["--width", "12", "--heads", "4"], "rotary positions need an even head size"),
+        (["model.hidden_size=30", "model.num_heads=4"], "`width` 30 is not divisible by `heads` 4"),
+        (["model.hidden_size=12", "model.num_heads=4"], "rotary positions need an even head size"),
         (["--lrs", "-1e-3"], "`lrs` must be positive, got -0.001"),
-        (["--seeds", "1", "1"], "`seeds` has 1 twice"),
+        (["--seeds", "1", "1"], "`compare.seeds` has 1 twice"),
         (["--jobs", "0"], "`jobs` must be a whole number of at least 1"),
-        (["--precision", "fp8"], "`precision` must be 'fp32' or 'bf16'"),
-        (["--vocab-size", "100"], "`vocab_size` must be a whole number of at least 257"),
-        (["--vocab-size", "0"], "`vocab_size` must be a whole number of at least 257"),
+        (["precision=fp8"], "unknown value of `precision` 'fp8'"),
+        (["data.vocab_size=100"], "`vocab_size` must be a whole number of at least 257"),
+        (["data.vocab_size=0"], "`data.vocab_size` must be a whole number of at least 1"),
         (["--placements", "geonorm:retraction=inf"], "write 'exponential'"),
-        (["--length", "100000"], "use a shorter length or more text"),
+        (["data.seq_len=100000"], "use a shorter length or more text"),
         (["--data", "nowhere.txt"], "nowhere.txt"),
+        (["steps"], "override 'steps' is not KEY=VALUE"),
+        (["sptes=3"], "unknown key 'sptes'; did you mean 'steps'?"),
+        (["--vary", "optimizer.name"], "`vary` must be KEY=A,B"),
+        (["--vary", "optimizer.name=adamw,sgd"], "unknown value of `optimizer.name` 'sgd'"),
+        (["--address", "auto"], "`address` is for Ray; add --executor ray"),
+        (["--ranks-per-trial", "3"], "`global_batch_size` 4 is not a multiple of 3 ranks times `accumulation` 1"),
     ],
 )
 def test_mistakes_are_one_line_with_exit_code_2(tmp_path, data, words, message, capsys):
     out = tmp_path / "run"
     base = SMALL if "--data" in words else [*SMALL, "--data", str(data)]
-    assert main(["compare", *base, "--out", str(out), *words]) == 2
+    own = [word for word in words if "=" in word and words[0] == word or words[:2][-1:] == [word] and "=" in words[0]]
+    assert main(["compare", *own, *base, "--out", str(out), *[word for word in words if word not in own]]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("error: ")
@@ -322,9 +340,9 @@ def test_empty_data(tmp_path, capsys):
 
 def test_misspelt_option_exits_with_2_and_suggests(capsys):
     with pytest.raises(SystemExit) as error:
-        main(["compare", "--stpes", "3"])
+        main(["compare", "--sedes", "3"])
     assert error.value.code == 2
-    assert "--steps" in capsys.readouterr().err
+    assert "--seeds" in capsys.readouterr().err
 
 
 def test_missing_extra_names_the_remedy():
@@ -360,19 +378,19 @@ def test_results_are_whole_after_every_trial(tmp_path, data, monkeypatch):
     assert run_compare(tmp_path / "run", data, "--placements", "pre", "post", "--jobs", "1") == 0
     halfway = seen[1]
     assert [trial["placement"] for trial in halfway["trials"]] == ["pre"]
-    assert "The comparison is not finished: 1 trial has ended." in halfway["notes"]
-    assert not any("not finished" in note for note in results_in(tmp_path / "run")["notes"])
+    assert not halfway["complete"]
+    assert results_in(tmp_path / "run")["complete"]
 
 
 def test_trials_stand_in_the_order_of_the_plan_whatever_ends_first(finished, tmp_path, monkeypatch):
     out, words = copied(finished, tmp_path)
     before = [trial["id"] for trial in results_in(out)["trials"]]
-    original = LocalExecutor.run
+    original = Executor.run
 
-    def backwards(self, trials, root, corpus):
-        return original(self, list(trials)[::-1], root, corpus)[::-1]
+    def backwards(self, trials, root):
+        return original(self, trials[::-1], root)[::-1]
 
-    monkeypatch.setattr(LocalExecutor, "run", backwards)
+    monkeypatch.setattr(Executor, "run", backwards)
     assert main(words) == 0
     assert [trial["id"] for trial in results_in(out)["trials"]] == before
 
@@ -391,27 +409,71 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, data, capsys):
 
 
 def test_an_error_of_the_disk_is_one_line(tmp_path, data, monkeypatch, capsys):
-    def full(self, trials, root, corpus):
+    def full(self, trials, root):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
 
-    monkeypatch.setattr(LocalExecutor, "run", full)
+    monkeypatch.setattr(Executor, "run", full)
     assert run_compare(tmp_path / "run", data) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: No space left on device (")
     assert error.count("\n") == 1
 
 
-def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_path, monkeypatch):
+def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_path, capsys):
     """A default that changes between two releases gives the same folder name and another trial."""
-    out, _ = copied(finished, tmp_path)
+    out, words = copied(finished, tmp_path)
     folder = next(out.glob("trials/pre-*"))
-    spec = json.loads((folder / "trial.json").read_text())
-    trial = Trial.from_json({**spec, "options": {"normalize_entry": True}})
-    (folder.parent / trial.id).mkdir(exist_ok=True)
-    shutil.copytree(folder, folder.parent / trial.id, dirs_exist_ok=True)
-    with pytest.raises(UserError, match="holds the result of a trial with other settings or defaults"):
-        LocalExecutor(1).run([trial], out / "trials", out)
-    assert json.loads((folder.parent / trial.id / "trial.json").read_text()) == spec
+    config = recipe.read_file(folder / "config.yaml")
+    config["model"]["options"]["normalize_entry"] = True
+    (folder / "config.yaml").write_text(recipe.dump_data(config))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(words) == 2
+    assert "holds the result of a trial with other settings or defaults" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_killed_goes_on_from_its_checkpoint(tmp_path, data, monkeypatch):
+    words = ["steps=60", *SMALL[1:], "checkpoint.every=20", "evaluation.log_every=1"]
+    words = [*words[:4], *words[6:], *SMALL[4:], "--data", str(data), "--placements", "geonorm", "--seeds", "0"]
+    assert main(["compare", *words, "--out", str(tmp_path / "whole")]) == 0
+    original = TrialProcess.failure
+
+    def failure(self):
+        if (self.folder / "checkpoints" / "step-40").exists():
+            self.process.kill()
+        return original(self)
+
+    monkeypatch.setattr(TrialProcess, "failure", failure)
+    assert main(["compare", *words, "--out", str(tmp_path / "killed")]) == 1
+    assert "killed by signal 9" in results_in(tmp_path / "killed")["trials"][0]["message"]
+    monkeypatch.undo()
+    monkeypatch.setenv("GEONORM_CACHE", os.environ["GEONORM_CACHE"])
+    assert main(["compare", *words, "--out", str(tmp_path / "killed"), "--resume"]) == 0
+    (one,), (two,) = (results_in(tmp_path / name)["trials"] for name in ("whole", "killed"))
+    clock = ("seconds", "tokens_per_second", "peak_memory_bytes")
+    assert {k: v for k, v in one.items() if k not in clock} == {k: v for k, v in two.items() if k not in clock}
+    log = (tmp_path / "killed" / "trials" / f"{one['id']}.log").read_text()
+    assert "going on from step 40" in log
+    windows = [
+        (tmp_path / name / "trials" / one["id"] / "test_windows.json").read_bytes() for name in ("whole", "killed")
+    ]
+    assert windows[0] == windows[1]
+
+
+@pytest.mark.slow
+def test_keys_are_varied_with_all_that_train_can_do(tmp_path, data):
+    vary = ["optimizer.name=adamw,muon", "schedule.name=cosine,wsd", "model.family=llama,gpt2"]
+    words = ["--placements", "geonorm", "pre", "--seeds", "0", "--jobs", "2", "--vary", *vary]
+    assert run_compare(tmp_path / "run", data, *words) == 0
+    results = results_in(tmp_path / "run")
+    assert len(results["variants"]) == 8
+    assert {variant["reference"] for variant in results["variants"]} == {"pre"}
+    assert len(results["trials"]) == 16
+    assert len({trial["val_loss"] for trial in results["trials"]}) == 16
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "muon" in page
+    assert "gpt2" in page
 
 
 @pytest.mark.slow
@@ -432,4 +494,4 @@ def test_kernels_that_are_built_meanwhile_change_no_later_trial(data, tmp_path, 
     words = ["--placements", "geonorm", "--seeds", "0", "1", "--jobs", "1"]
     assert run_compare(tmp_path / "run", data, *words) == 0
     assert built
-    assert [trial["step"] for trial in results_in(tmp_path / "run")["trials"]] == ["autograd", "autograd"]
+    assert [trial["step_impl"] for trial in results_in(tmp_path / "run")["trials"]] == ["autograd", "autograd"]

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from geonorm.placements import available
 from geonorm.training.checkpoint import Checkpoints
-from geonorm.training.manifest import verify
 from geonorm.training.distributed import solo
+from geonorm.training.manifest import verify
 from geonorm.training.recipe import dump
 from tolerances import MUON_SHARDED, TWO_RANKS
 from train_runs import assert_same_end, finish, rows, tiny, tiny_corpus

@@ -17,7 +17,7 @@ from geonorm.training.export import export
 from geonorm.training.run import run
 from train_runs import rows, tensors, tiny, tiny_corpus
 
-CHANGES = ("model.options.learnable=true", "model.tie_embeddings=true", "model.kv_heads=1")
+CHANGES = ("model.options.learnable=true", "model.tie_embeddings=true", "model.num_kv_heads=1")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import coverage
 from scipy import stats
 
-from geonorm.experiments.statistics import Estimate, estimate, holm_levels
+from geonorm.sweep.statistics import Estimate, estimate, holm_levels
 
 T2 = 4.302653  # Student t, 2 degrees of freedom, 95 %
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_told_has_no_interval():
     assert estimate(np.array([[1.0, 2.0]])).interval() is None
     assert estimate(np.array([[1.0, 1.0]]), np.array([0, 1])).interval() is None
     same = estimate(np.ones((3, 4)), np.array([0, 0, 1, 1]))
-    assert same.interval() == [1.0, 1.0]
+    assert same.interval() == (1.0, 1.0)
 
 
 def test_p_value_is_where_the_interval_touches_zero():

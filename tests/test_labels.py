@@ -12,16 +12,17 @@ from torch.nn import functional
 
 from geonorm.cli import main
 from geonorm.data import Corpus, Windows, prepare
-from geonorm.experiments.summary import Design, summarize
 from geonorm.models import ModelShape, build_model
-from geonorm.training import TrainSettings, evaluate, train
+from geonorm.sweep.summary import Design, summarize
+from geonorm.training import evaluate, train
 from geonorm.training.evaluation import IGNORED, token_losses
 from geonorm.training.run import run
+from run_configs import run_config
 from tolerances import SAME_64, SAME_LOSS, worst
 from train_runs import assert_same_end, finish, rows, stop_after, tiny
 from turns import answers, chat_tokenizer, conversations, write_lines
 
-SETTINGS = TrainSettings(steps=1, batch=8, length=40, warmup=0, lr=1e-2, log_every=1, eval_every=1, clip=1e9)
+SETTINGS = run_config(steps=1, batch=8, length=40, warmup=0, lr=1e-2, log_every=1, eval_every=1, clip=1e9)
 SHARES = {"vocab_size": 257, "val_fraction": 0.2, "test_fraction": 0.2}
 
 
@@ -102,7 +103,15 @@ def test_evaluation_counts_labelled_tokens_and_their_bytes(corpus):
 
 
 TRAIN = (
-    *("model.width=32", "model.depth=2", "model.heads=2", "data.length=48", "steps=60", "batch=8", "device=cpu"),
+    *(
+        "model.hidden_size=32",
+        "model.num_layers=2",
+        "model.num_heads=2",
+        "data.seq_len=48",
+        "steps=60",
+        "global_batch_size=8",
+        "device=cpu",
+    ),
     *("optimizer.lr=2e-2", "evaluation.every=60", "evaluation.log_every=10", "checkpoint.every=60"),
 )
 

@@ -11,18 +11,18 @@ import pytest
 
 from geonorm import UserError
 from geonorm.cli import main
+from geonorm.cli.compare import CompareOptions
 from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
 from geonorm.evaluation.config import EvalConfig, GenerateConfig
-from geonorm.experiments.config import CompareConfig
 from geonorm.inspection.config import InspectConfig
 from geonorm.ranges import Count, Number, check_ranges, ranges
+from geonorm.sweep.config import SweepConfig
 from geonorm.training.config import RunConfig
 from geonorm.training.recipe import load
-from geonorm.training.settings import TrainSettings
 
 HUGE = 99999999999999999999
-COMMANDS = [CompareConfig, ConvertConfig, EvalConfig, GenerateConfig, InspectConfig, PrepareConfig]
+COMMANDS = [CompareOptions, ConvertConfig, EvalConfig, GenerateConfig, InspectConfig, PrepareConfig]
 
 
 def numeric(kind) -> set[type]:
@@ -41,7 +41,7 @@ def fields(kind, prefix: str = ""):
             yield f"{prefix}{name}", found.pop(), known.get(name)
 
 
-@pytest.mark.parametrize("kind", [*COMMANDS, RunConfig, TrainSettings], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*COMMANDS, RunConfig, SweepConfig], ids=lambda kind: kind.__name__)
 def test_every_number_has_a_range_that_leaves_out_what_breaks(kind):
     found = list(fields(kind))
     assert found

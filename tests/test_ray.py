@@ -11,10 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from corpora import small_corpus, write_documents
-from geonorm import UserError
-from geonorm.cli import main
 from geonorm.experiments import remote
 from geonorm.experiments.cluster import Cluster, ClusterOptions, difference
 from geonorm.experiments.config import CompareConfig
@@ -22,6 +18,10 @@ from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_key, find_co
 from geonorm.experiments.display import Display
 from geonorm.experiments.plan import CorpusKey, make_plan
 from geonorm.experiments.process import Resources, last_words, start_process
+
+from corpora import small_corpus, write_documents
+from geonorm import UserError
+from geonorm.cli import main
 from processes import parent, trial_processes, wait_for
 from tolerances import PARALLEL_LOSS
 

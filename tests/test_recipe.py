@@ -9,8 +9,7 @@ import pytest
 
 from geonorm import UserError
 from geonorm.training import RunConfig
-from geonorm.training.recipe import dump, key_paths, load
-from geonorm.training.yaml12 import parse_yaml
+from geonorm.training.recipe import dump, key_paths, load, parse_yaml
 
 
 def write(path: Path, text: str) -> Path:
@@ -31,7 +30,7 @@ def write(path: Path, text: str) -> Path:
         ("0o17", 15),
         ("010", 10),
         ("1:30", "1:30"),
-        ("1_000", "1_000"),
+        ("1_000", 1000),
         ("no", "no"),
         ("on", "on"),
         ("true", True),
@@ -55,11 +54,11 @@ def test_a_float_in_a_recipe_and_as_an_override(tmp_path):
 
 
 def test_later_wins_key_by_key_and_includes_come_first(tmp_path):
-    write(tmp_path / "base.yaml", "steps: 10\nbatch: 4\noptimizer: {lr: 1e-3, clip: 2}\n")
-    write(tmp_path / "more.yaml", "include: [base.yaml]\noptimizer: {lr: 2e-3}\nbatch: 8\n")
-    other = write(tmp_path / "other.yaml", "batch: 2\n")
+    write(tmp_path / "base.yaml", "steps: 10\nglobal_batch_size: 4\noptimizer: {lr: 1e-3, clip: 2}\n")
+    write(tmp_path / "more.yaml", "include: [base.yaml]\noptimizer: {lr: 2e-3}\nglobal_batch_size: 8\n")
+    other = write(tmp_path / "other.yaml", "global_batch_size: 2\n")
     config = load([tmp_path / "more.yaml", other], ["steps=20"])
-    assert (config.steps, config.batch, config.optimizer.lr, config.optimizer.clip) == (20, 2, 2e-3, 2.0)
+    assert (config.steps, config.global_batch_size, config.optimizer.lr, config.optimizer.clip) == (20, 2, 2e-3, 2.0)
 
 
 def test_options_do_not_outlive_their_placement(tmp_path):
@@ -101,13 +100,13 @@ def test_the_resolved_configuration_gives_itself_back(tmp_path):
         ("optimizer.name=adam", "unknown value of `optimizer.name` 'adam'; did you mean 'adamw'?"),
         ("steps", "override 'steps' is not KEY=VALUE"),
         ("steps=[", "cannot read override 'steps=['"),
-        ("batch=&a 4", None),
+        ("global_batch_size=&a 4", None),
         ("schedule.warmup=500", "`schedule.warmup` must be shorter than `steps`, got 500 and 500"),
     ],
 )
 def test_errors_name_the_key(override, message):
     if message is None:
-        assert load([], [override]).batch == 4
+        assert load([], [override]).global_batch_size == 4
         return
     with pytest.raises(UserError) as raised:
         load([], [override])
@@ -118,7 +117,7 @@ def test_errors_name_the_key(override, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("steps: 1\nsteps: 2\n", "key 'steps' is given twice"),
+        ("steps: 1\nsteps: 2\n", 'duplicate key "steps"'),
         ("a: &x [1]\nb: *x\n", "aliases are not taken"),
         ("steps: !!python/object/apply:os.system ['exit 3']\n", "could not determine a constructor"),
         ("include: a.yaml\n", "includes itself"),

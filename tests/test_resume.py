@@ -60,7 +60,7 @@ def straight(corpus, tmp_path_factory):
         (),
         ("optimizer.name=muon", "schedule.name=wsd", "schedule.warmup=5"),
         ("precision=bf16", "model.options.learnable=true", "gradient_checkpointing=true", "checkpoint.background=true"),
-        ("model.tie_embeddings=true", "model.kv_heads=1", "model.placement=deepnorm", "sampling.every=7"),
+        ("model.tie_embeddings=true", "model.num_kv_heads=1", "model.placement=deepnorm", "sampling.every=7"),
     ],
 )
 def test_stopped_during_warm_up_in_an_epoch_under_accumulation(corpus, straight, tmp_path, monkeypatch, overrides):

@@ -15,14 +15,21 @@ from geonorm.placements import available
 from geonorm.sizing.estimate import estimate, that_fit
 from geonorm.sizing.gpus import GPUS, gpu
 from geonorm.training.config import RunConfig
-from geonorm.training.evaluation import autocast, token_losses
 from geonorm.training.distributed import recompute_blocks
+from geonorm.training.evaluation import autocast, token_losses
 from geonorm.training.recipe import load
 from geonorm.training.setup import shaped_model
 from tolerances import SAVED_BYTES, UNCOUNTED_FLOPS
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "paper"
-SHAPE = ["model.width=64", "model.depth=4", "model.heads=4", "data.vocab_size=300", "data.length=48", "batch=6"]
+SHAPE = [
+    "model.hidden_size=64",
+    "model.num_layers=4",
+    "model.num_heads=4",
+    "data.vocab_size=300",
+    "data.seq_len=48",
+    "global_batch_size=6",
+]
 PLACEMENTS = [name for name in available() if name != "geonorm"]
 VARIANTS = ["geonorm", "geonorm options={learnable: true}", *PLACEMENTS]
 
@@ -47,7 +54,7 @@ def kept_bytes(model: torch.nn.Module, config: RunConfig) -> int:
             kept[storage.data_ptr()] = tensor
         return tensor
 
-    ids = torch.zeros(config.batch // config.accumulation, config.data.length + 1, dtype=torch.int64)
+    ids = torch.zeros(config.batch // config.accumulation, config.data.seq_len + 1, dtype=torch.int64)
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         autocast(torch.device("cpu"), config.precision),
@@ -74,7 +81,7 @@ def test_activations_are_what_autograd_keeps(text, precision):
 
 
 def test_with_checkpointing_only_streams_are_kept_and_one_block_at_a_time():
-    config = config_of("gradient_checkpointing=true", "model.depth=6")
+    config = config_of("gradient_checkpointing=true", "model.num_layers=6")
     model = shaped_model(config, 300)
     recompute_blocks(model)
     whole = estimate(dataclasses.replace(config, gradient_checkpointing=False), gpu("h100")).memory.activations
@@ -97,7 +104,7 @@ def test_operations_are_what_torch_counts(text):
     config = config_of(*variant(text), "steps=1", "schedule.warmup=0")
     model = shaped_model(config, 300)
     model.set_attn_implementation("eager")
-    ids = torch.zeros(config.batch, config.data.length + 1, dtype=torch.int64)
+    ids = torch.zeros(config.batch, config.data.seq_len + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         token_losses(model, ids).sum().backward()
     assert estimate(config, gpu("h100")).flops == pytest.approx(counter.get_total_flops(), rel=UNCOUNTED_FLOPS)
@@ -108,7 +115,7 @@ def test_recomputation_adds_the_forward_pass_of_the_blocks():
     model = shaped_model(config, 300)
     model.set_attn_implementation("eager")
     recompute_blocks(model)
-    ids = torch.zeros(config.batch, config.data.length + 1, dtype=torch.int64)
+    ids = torch.zeros(config.batch, config.data.seq_len + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         token_losses(model, ids).sum().backward()
     assert estimate(config, gpu("h100")).executed == pytest.approx(counter.get_total_flops(), rel=UNCOUNTED_FLOPS)
@@ -160,8 +167,8 @@ def test_every_part_of_the_papers_recipes_goes_with_every_other():
         for length in sorted((RECIPES / "length").iterdir()):
             for placement in sorted((RECIPES / "placement").iterdir()):
                 config = load([start, length, placement])
-                assert config.batch * config.data.length == 524288
-                assert config.data.length == int(length.stem)
+                assert config.batch * config.data.seq_len == 524288
+                assert config.data.seq_len == int(length.stem)
                 assert config.model.placement == placement.stem.split("-")[0]
                 assert config.batch % (8 * config.accumulation) == 0
 
@@ -175,7 +182,7 @@ def test_the_command(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "fits, with 10% left" in printed
     assert "assuming 40% of its peak of 67 TFLOP/s" in printed
-    assert main(["plan", *SHAPE, "batch=524288", "--mfu", "0.3"]) == 1
+    assert main(["plan", *SHAPE, "global_batch_size=524288", "--mfu", "0.3"]) == 1
     printed = capsys.readouterr().out
     assert "does NOT fit" in printed
     assert "fits with   accumulation=" in printed
@@ -191,7 +198,7 @@ def test_the_command(capsys, tmp_path):
         (["--mfu", "0"], "`mfu` must be positive"),
         (["model.start=somewhere"], "`model.start` names a saved model"),
         (["nowhere.yaml"], "cannot read the recipe nowhere.yaml"),
-        (["model.widht=3"], "unknown key 'model.widht'; did you mean 'model.width'?"),
+        (["model.widht=3"], "unknown key 'model.widht'; did you mean 'model.hidden_size'?"),
     ],
 )
 def test_mistakes_are_one_line_with_exit_code_2(words, message, capsys):

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from geonorm.experiments.rates import best_lr, is_tuned, untried_neighbours
-from geonorm.experiments.statistics import estimate, holm_levels
-from geonorm.experiments.summary import Design, summarize
+from geonorm.report.results import Trial
 from geonorm.storage import write_json
+from geonorm.sweep.rates import best_lr, is_tuned, untried_neighbours
+from geonorm.sweep.statistics import estimate, holm_levels
+from geonorm.sweep.summary import Design, summarize
 
 GRID = (5.66e-3, 8e-3, 1.13e-2)
 DOCUMENTS = [number // 3 for number in range(30)]
 
 
 def trial_result(label, lr, seed, loss, status="ok"):
-    return {
-        "id": f"{label}-{lr}-{seed}",
-        "label": label,
-        "placement": label.partition("(")[0],
-        "options": {},
-        "lr": lr,
-        "seed": seed,
-        "val_loss": loss,
-        "test_loss": loss,
-        "test_bits_per_byte": None if loss is None else loss / 2,
-        "status": status,
-    }
+    return Trial(
+        id=f"{label}-{lr}-{seed}",
+        label=label,
+        placement=label.partition("(")[0],
+        options={},
+        lr=lr,
+        seed=seed,
+        val_loss=loss,
+        test_loss=loss,
+        test_bits_per_byte=None if loss is None else loss / 2,
+        status=status,
+    )
 
 
 def searched(label, losses, best=8e-3):
@@ -39,10 +41,10 @@ def searched(label, losses, best=8e-3):
 
 def write_windows(root, trials, documents=DOCUMENTS):
     for trial in trials:
-        if trial["test_loss"] is not None:
-            (root / trial["id"]).mkdir()
-            loss = [trial["test_loss"] + number / 10 for number in documents]
-            write_json(root / trial["id"] / "test_windows.json", {"loss": loss, "document": documents})
+        if trial.test_loss is not None:
+            (root / trial.id).mkdir()
+            loss = [trial.test_loss + number / 10 for number in documents]
+            write_json(root / trial.id / "test_windows.json", {"loss": loss, "document": documents})
 
 
 def test_an_interval_of_two_seeds_is_finite():
@@ -93,53 +95,53 @@ def test_a_rate_is_tuned_once_both_neighbours_were_tried():
 def test_the_seed_that_chose_does_not_report(tmp_path):
     trials = searched("pre", [3.0, 3.1, 3.2]) + searched("geonorm", [2.5, 2.61, 2.71])
     write_windows(tmp_path, trials)
-    found = summarize(trials, tmp_path, Design((1, 2, 3), 0))
-    assert [row["label"] for row in found["summary"]] == ["geonorm", "pre"]
-    best, reference = found["summary"]
-    assert found["reference"] == "pre"
-    assert reference["test_loss_mean"] == pytest.approx(3.1)
-    assert (reference["num_seeds"], reference["best_lr"], reference["lrs_tried"]) == (3, 8e-3, list(GRID))
-    assert best["difference"]["mean"] == pytest.approx(-1.48 / 3)
-    assert (best["verdict"], best["no_verdict"]) == ("better", None)
-    assert reference["difference"] is reference["verdict"] is None
+    rows, (variant,) = summarize(trials, tmp_path, Design((1, 2, 3), 0))
+    assert [row.label for row in rows] == ["geonorm", "pre"]
+    best, reference = rows
+    assert variant.reference == "pre"
+    assert reference.test_loss_mean == pytest.approx(3.1)
+    assert (reference.num_seeds, reference.best_lr, reference.lrs_tried) == (3, 8e-3, GRID)
+    assert best.difference["mean"] == pytest.approx(-1.48 / 3)
+    assert (best.verdict, best.no_verdict) == ("better", ())
+    assert reference.difference is reference.verdict is None
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"losses": [2.5]}, "reporting seeds shared with the reference: 1, needed: 3"),
-        ({"losses": [2.5, None, 2.7, 2.6]}, "a seed was lost"),
-        ({"grid": True}, "its learning rate was not searched to a factor of sqrt(2)"),
-        ({"documents": [0] * 15 + [1] * 15}, "documents in the windows of the test text: 2, needed: 8"),
-        ({"complete": False}, "the comparison is not finished"),
+        ({"losses": [2.5]}, "few seeds"),
+        ({"losses": [2.5, None, 2.7, 2.6]}, "seed lost"),
+        ({"grid": True}, "not tuned"),
+        ({"documents": [0] * 15 + [1] * 15}, "few documents"),
+        ({"complete": False}, "not finished"),
     ],
 )
 def test_no_verdict_without_seeds_rates_documents_or_an_end(tmp_path, change, why):
     geonorm = searched("geonorm", change.get("losses", [2.5, 2.6, 2.7]))
-    geonorm = [{**one, "status": "diverged"} if one["val_loss"] is None else one for one in geonorm]
+    geonorm = [dataclasses.replace(one, status="diverged") if one.val_loss is None else one for one in geonorm]
     if change.get("grid"):
-        geonorm = [one for one in geonorm if one["lr"] != 5.66e-3]
+        geonorm = [one for one in geonorm if one.lr != 5.66e-3]
     trials = searched("pre", [3.0, 3.1, 3.2, 3.1]) + geonorm
     write_windows(tmp_path, trials, change.get("documents", DOCUMENTS))
     design = Design((1, 2, 3, 4), 0, complete=change.get("complete", True))
-    row = next(row for row in summarize(trials, tmp_path, design)["summary"] if row["label"] == "geonorm")
-    assert row["verdict"] is None
-    assert row["no_verdict"] == why
+    row = next(row for row in summarize(trials, tmp_path, design)[0] if row.label == "geonorm")
+    assert row.verdict is None
+    assert row.no_verdict == (why,)
 
 
 def test_a_row_that_lost_a_seed_does_not_lead(tmp_path):
     trials = searched("pre", [3.0, 3.1, 3.2]) + searched("post", [2.0, 2.1])
     trials += [trial_result("post", 8e-3, 3, None, "diverged")]
-    rows = summarize(trials, tmp_path, Design((1, 2, 3), 0))["summary"]
-    assert [(row["label"], row["num_seeds"], row["num_lost"]) for row in rows] == [("pre", 3, 0), ("post", 2, 1)]
-    assert rows[1]["test_loss_mean"] == pytest.approx(2.05)
+    rows = summarize(trials, tmp_path, Design((1, 2, 3), 0))[0]
+    assert [(row.label, row.num_seeds, row.num_lost) for row in rows] == [("pre", 3, 0), ("post", 2, 1)]
+    assert rows[1].test_loss_mean == pytest.approx(2.05)
 
 
 def test_the_reference_is_the_pre_norm_of_the_lowest_validation_loss(tmp_path):
     trials = [trial_result("pre", 8e-3, 0, 3.0), trial_result("pre(normalize_entry=True)", 8e-3, 0, 2.9)]
     trials += [trial_result("geonorm", 8e-3, 0, 2.8)]
-    assert summarize(trials, tmp_path, Design((0,)))["reference"] == "pre(normalize_entry=True)"
-    assert summarize(trials[2:], tmp_path, Design((0,)))["reference"] is None
+    assert summarize(trials, tmp_path, Design((0,)))[1][0].reference == "pre(normalize_entry=True)"
+    assert summarize(trials[2:], tmp_path, Design((0,)))[1][0].reference is None
 
 
 def test_seeds_alone_give_student_s_interval():
@@ -187,23 +189,47 @@ def test_holm_stops_at_the_first_that_is_not_rejected():
 
 
 def test_the_test_text_chooses_nothing():
-    low, high = ({**trial_result("pre", lr, 0, 2.0), "val_loss": val} for lr, val in ((1e-3, 2.1), (2e-3, 2.0)))
-    assert best_lr([{**low, "test_loss": 1.0}, {**high, "test_loss": 9.0}], 0) == 2e-3
+    low, high = (
+        dataclasses.replace(trial_result("pre", lr, 0, 2.0), val_loss=val) for lr, val in ((1e-3, 2.1), (2e-3, 2.0))
+    )
+    assert best_lr([dataclasses.replace(low, test_loss=1.0), dataclasses.replace(high, test_loss=9.0)], 0) == 2e-3
 
 
 def test_what_rows_share_cancels_in_their_difference(tmp_path):
     trials = searched("pre", [3.0, 3.5, 2.5, 3.2]) + searched("geonorm", [2.9, 3.41, 2.39, 3.1])
     trials += searched("post", [3.01, 3.49, 2.5, 3.2])
     write_windows(tmp_path, trials)
-    rows = {row["label"]: row for row in summarize(trials, tmp_path, Design((1, 2, 3, 4), 0))["summary"]}
-    difference = rows["geonorm"]["difference"]
-    assert (difference["kind"], difference["num_seeds"]) == ("seeds and documents", 4)
-    assert np.ptp(difference["ci"]) < 0.1 * np.ptp(rows["geonorm"]["test_loss_ci"])
+    rows = {row.label: row for row in summarize(trials, tmp_path, Design((1, 2, 3, 4), 0))[0]}
+    difference = rows["geonorm"].difference
+    assert (difference.kind, difference.num_seeds) == ("seeds and documents", 4)
+    assert np.ptp(difference.ci) < 0.1 * np.ptp(rows["geonorm"].test_loss_ci)
     # Two rows are compared, so the stronger difference is judged at 97.5 %.
-    low, high = difference["ci_corrected"]
-    assert low < difference["ci"][0] < difference["ci"][1] < high < 0
-    assert {label: row["verdict"] for label, row in rows.items()} == {
+    low, high = difference.ci_corrected
+    assert low < difference.ci[0] < difference.ci[1] < high < 0
+    assert {label: row.verdict for label, row in rows.items()} == {
         "geonorm": "better",
         "pre": None,
         "post": "no difference shown",
     }
+
+
+def test_each_variant_has_a_reference_of_its_own_and_all_are_corrected_together(tmp_path):
+    trials = []
+    for name, shift in (("optimizer.name=adamw", 0.0), ("optimizer.name=muon", -1.0)):
+        mine = searched("pre", [3.0, 3.1, 3.2]) + searched("geonorm", [2.5, 2.61, 2.71])
+        trials += [
+            dataclasses.replace(
+                one, variant=name, id=f"{name}-{one.id}", val_loss=one.val_loss + shift, test_loss=one.test_loss + shift
+            )
+            for one in mine
+        ]
+    write_windows(tmp_path, trials)
+    names = {"optimizer.name=adamw": {"optimizer.name": "adamw"}, "optimizer.name=muon": {"optimizer.name": "muon"}}
+    rows, variants = summarize(trials, tmp_path, Design((1, 2, 3), 0), names)
+    assert [(one.name, one.values, one.reference) for one in variants] == [(k, v, "pre") for k, v in names.items()]
+    assert [(row.variant, row.label) for row in rows] == [(k, label) for k in names for label in ("geonorm", "pre")]
+    for row in (rows[0], rows[2]):
+        assert row.difference.mean == pytest.approx(-1.48 / 3)
+        assert row.verdict == "better"
+    # One of the two is judged at 97.5 %.
+    assert sum(row.difference.ci != row.difference.ci_corrected for row in (rows[0], rows[2])) == 1

@@ -20,8 +20,8 @@ from geonorm.training import run as running
 from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
-from geonorm.training.progress import SPIKE_MINIMUM, Progress
 from geonorm.training.distributed import joined, solo
+from geonorm.training.progress import SPIKE_MINIMUM, Progress
 from geonorm.training.recipe import dump, load
 from geonorm.training.run import DIVERGED, run
 from geonorm.training.setup import make_optimizer
@@ -109,11 +109,11 @@ def test_samples_need_prompts(corpus, prompts):
 
 def test_a_model_that_main_memory_cannot_hold_is_one_line(corpus, tmp_path):
     with pytest.raises(UserError, match=r"^out of main memory[^\n]*$"):
-        run(tiny(corpus, "model.width=1e9"), tmp_path / "run")
+        run(tiny(corpus, "model.hidden_size=1e9"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    "word", ["model.placement=geonrm", "model.options.decy=1", "model.heads=3", "model.start=nothere"]
+    "word", ["model.placement=geonrm", "model.options.decy=1", "model.num_heads=3", "model.start=nothere"]
 )
 def test_a_wrong_model_is_told_before_text_is_prepared(corpus, tmp_path, monkeypatch, word):
     monkeypatch.setattr(running, "open_corpus", lambda config, say: pytest.fail("text was prepared"))
@@ -135,7 +135,15 @@ def test_samples_leave_no_trace(corpus, tmp_path):
 def test_the_resolved_recipe_is_saved_and_shown(corpus, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"steps: 12\noptimizer: {{lr: 1e-2}}\ndata: {{corpus: {corpus.path}, length: 8}}\n")
-    words = ["train", "--config", str(recipe), "--out", str(tmp_path / "run"), "optimizer.lr=2e-3", "batch=2"]
+    words = [
+        "train",
+        "--config",
+        str(recipe),
+        "--out",
+        str(tmp_path / "run"),
+        "optimizer.lr=2e-3",
+        "global_batch_size=2",
+    ]
     assert main([*words, "--show"]) == 0
     shown = capsys.readouterr().out
     assert "lr: 0.002\n" in shown
@@ -167,12 +175,15 @@ def test_data_takes_the_place_of_the_recipe_s_text(corpus, tmp_path, monkeypatch
         (["optimizer.lrr=1"], "error: unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?\n"),
         (["--config", "gone.yaml"], "error: cannot read the recipe gone.yaml: No such file or directory\n"),
         (["model.placement=prr"], "error: unknown placement"),
-        (["model.width=30", "model.heads=4"], "error: `width` 30 is not divisible by `heads` 4"),
-        (["model.heads=4", "model.kv_heads=3"], "error: `model.heads` 4 is not a multiple of `model.kv_heads` 3\n"),
+        (["model.hidden_size=30", "model.num_heads=4"], "error: `width` 30 is not divisible by `heads` 4"),
+        (
+            ["model.num_heads=4", "model.num_kv_heads=3"],
+            "error: `model.num_heads` 4 is not a multiple of `model.num_kv_heads` 3\n",
+        ),
         (["model.family=lama"], "error: unknown family 'lama'; did you mean 'llama'?"),
         (["model.start=."], "error: `model.start` . is not a folder with a saved model (no config.json)\n"),
         (["data.corpus=."], "is not a prepared corpus"),
-        (["data.length=100000"], "use a shorter length or more text"),
+        (["data.seq_len=100000"], "use a shorter length or more text"),
         (["--parallel", "ddp"], "error: `parallel` is ddp, but no ranks were started; run torchrun"),
         (["device=cuda"], "error: `device` is cuda, but torch sees no GPU"),
         (["tracking.trackers=[wandb]"], "error: `tracking.trackers` names wandb, which is not installed; run "),

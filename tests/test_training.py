@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -15,15 +14,13 @@ import torch
 from corpora import small_corpus
 from geonorm import UserError
 from geonorm.data import Windows
-from geonorm.experiments.trials import Trial
-from geonorm.experiments.worker import build_model
 from geonorm.inspection.probe import gradient_norms, recorded_angles
-from geonorm.models import ModelShape, blocks
+from geonorm.models import blocks
 from geonorm.placements import available, create
 from geonorm.storage import finite
 from geonorm.training import (
     MetricsFile,
-    TrainSettings,
+    RunConfig,
     evaluate,
     lr_factor,
     make_optimizer,
@@ -32,13 +29,15 @@ from geonorm.training import (
 )
 from geonorm.training.evaluation import IGNORED, token_losses
 from geonorm.training.loop import verdict
-from geonorm.training.progress import Progress
 from geonorm.training.optimizer import wsd_factor
+from geonorm.training.progress import Progress
+from geonorm.training.setup import shaped_model
+from run_configs import run_config
 from tolerances import worst
 
-SHAPE = ModelShape(width=16, depth=2, heads=2)
-SETTINGS = TrainSettings(
-    steps=12, batch=4, length=16, warmup=3, log_every=1, eval_every=4, eval_windows=6, layers_every=5
+SHAPE = {"model.hidden_size": 16, "model.num_layers": 2, "model.num_heads": 2}
+SETTINGS = run_config(
+    steps=12, batch=4, length=16, warmup=3, log_every=1, eval_every=4, eval_windows=6, layers_every=5, **SHAPE
 )
 
 
@@ -47,22 +46,26 @@ def corpus(tmp_path_factory):
     return small_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def make_trial(placement: str = "geonorm", **changes) -> Trial:
+def make_trial(placement: str = "geonorm", **changes) -> RunConfig:
     options = changes.pop("options", {})
-    training = dataclasses.replace(SETTINGS, **changes)
-    return Trial(placement, create(placement, **options).options(), SHAPE, training, 257, "")
+    chosen = {"model.placement": placement, "model.options": create(placement, **options).options()}
+    return run_config(SETTINGS, **chosen, **changes)
 
 
-def run(corpus, trial: Trial, model=None):
+def build_model(trial: RunConfig):
+    return shaped_model(trial, 257)
+
+
+def run(corpus, trial: RunConfig, model=None):
     model = model or build_model(trial)
     rows: list[dict] = []
-    length, seed = trial.training.length, trial.training.seed
+    length, seed = trial.data.seq_len, trial.seed
     outcome = train(
         model,
         Windows(corpus.train, length=length, seed=seed),
-        corpus.held_out("val", length, trial.training.eval_windows).ids,
+        corpus.held_out("val", length, trial.evaluation.windows).ids,
         corpus.token_bytes,
-        trial.training,
+        trial,
         rows.append,
     )
     return outcome, rows, model
@@ -159,7 +162,7 @@ def test_ragged_labels_give_the_token_mean_however_a_step_is_split(corpus):
         for name, parameter in model.named_parameters():
             parameter.register_hook(functools.partial(add_gradient, gradients, name))
         windows = Ragged(corpus.train, length=16)
-        train(model, windows, corpus.held_out("val", 16, 2).ids, corpus.token_bytes, trial.training, rows.append)
+        train(model, windows, corpus.held_out("val", 16, 2).ids, corpus.token_bytes, trial, rows.append)
         ends.append((next(row["loss"] for row in rows if row["kind"] == "train"), gradients))
     (loss, mine), (other, theirs) = ends
     assert loss == pytest.approx(other, rel=1e-6)
@@ -266,9 +269,7 @@ def test_a_step_without_labels_is_no_step(corpus, recwarn):
     model = build_model(trial)
     model.lm_head.weight.register_hook(lambda grad: taken.append(1))
     windows = WithoutLabels(corpus.train, length=16)
-    outcome = train(
-        model, windows, Windows(corpus.val, length=16).fixed(6), corpus.token_bytes, trial.training, rows.append
-    )
+    outcome = train(model, windows, Windows(corpus.val, length=16).fixed(6), corpus.token_bytes, trial, rows.append)
     assert (outcome.status, outcome.skipped) == ("ok", 0)
     assert len(taken) == 10
     assert [row["step"] for row in rows if row["kind"] == "unlabelled"] == [3, 12]
@@ -338,7 +339,7 @@ def test_two_steps_of_a_new_model_have_not_diverged(corpus):
 def test_weight_decay_spares_gains_biases_and_step_sizes(placement):
     options = {"learnable": True} if placement == "geonorm" else {}
     model = build_model(make_trial(placement, options=options))
-    settings = dataclasses.replace(SETTINGS, weight_decay=0.5, warmup=0)
+    settings = run_config(SETTINGS, weight_decay=0.5, warmup=0)
     optimizer, _ = make_optimizer(model, settings)
     grouped = [p for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
@@ -412,18 +413,18 @@ def test_metrics_file_is_readable_at_any_time(tmp_path):
     ("changes", "message"),
     [
         ({"steps": 0}, "`steps` must be a whole number of at least 1"),
-        ({"lr": -1.0}, "`lr` must be positive, got -1.0"),
-        ({"warmup": 12}, "`warmup` must be shorter than `steps`, got 12 and 12"),
-        ({"batch": 5, "accumulation": 2}, "`batch` 5 is not a multiple of `accumulation` 2"),
-        ({"precision": "fp8"}, "`precision` must be 'fp32' or 'bf16'"),
-        ({"weight_decay": -0.1}, r"`weight_decay` must be a number in \[0, 1e\+06\], got -0\.1"),
-        ({"min_lr_ratio": 2.0}, r"`min_lr_ratio` must be a number in \[0, 1\]"),
-        ({"betas": (0.9, 1.0)}, r"`betas` must be a number in \[0, 1\), got 1\.0"),
-        ({"betas": (0.9,)}, "`betas` must be two numbers"),
+        ({"lr": -1.0}, "`optimizer.lr` must be positive, got -1.0"),
+        ({"warmup": 12}, "`schedule.warmup` must be shorter than `steps`, got 12 and 12"),
+        ({"batch": 5, "accumulation": 2}, "`global_batch_size` 5 is not a multiple of `accumulation` 2"),
+        ({"precision": "fp8"}, "unknown value of `precision` 'fp8'"),
+        ({"weight_decay": -0.1}, r"`optimizer.weight_decay` must be a number in \[0, 1e\+06\], got -0\.1"),
+        ({"min_lr_ratio": 2.0}, r"`schedule.min_lr_ratio` must be a number in \[0, 1\]"),
+        ({"betas": (0.9, 1.0)}, r"`optimizer.betas` must be a number in \[0, 1\), got 1\.0"),
+        ({"betas": (0.9,)}, "`optimizer.betas` needs 2 values"),
         ({"seed": 99999999999999999999}, "`seed` must be at most 9223372036854775807, got 99999999999999999999"),
-        ({"lr": math.inf}, "`lr` must be"),
+        ({"lr": math.inf}, "`optimizer.lr` must be"),
     ],
 )
 def test_settings_out_of_range(changes, message):
     with pytest.raises(UserError, match=message):
-        dataclasses.replace(SETTINGS, **changes)
+        run_config(SETTINGS, **changes)

@@ -14,15 +14,15 @@ from corpora import small_corpus
 from geonorm.data import Corpus
 from geonorm.training import RunConfig, reporter
 from geonorm.training.checkpoint import Checkpoints
-from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.distributed import solo
+from geonorm.training.manifest import Checkpoint, verify
 from geonorm.training.recipe import load
 from geonorm.training.run import run
 
 TINY = (
-    *("model.width=16", "model.depth=2", "model.heads=2", "data.length=40", "data.vocab_size=257"),
+    *("model.hidden_size=16", "model.num_layers=2", "model.num_heads=2", "data.seq_len=40", "data.vocab_size=257"),
     *("data.min_documents=1", "data.max_share=1", "data.val_fraction=0.2", "data.test_fraction=0.2"),
-    *("steps=30", "batch=4", "accumulation=2", "schedule.warmup=20", "optimizer.lr=1e-2"),
+    *("steps=30", "global_batch_size=4", "accumulation=2", "schedule.warmup=20", "optimizer.lr=1e-2"),
     *("evaluation.every=10", "evaluation.windows=6", "evaluation.layers_every=20", "evaluation.log_every=1"),
     *("checkpoint.every=8", "device=cpu"),
 )

@@ -89,7 +89,7 @@ def plan(
     """Estimate what a recipe takes: parameters, tokens, operations, memory of a GPU, hours.
 
     Args:
-        words: YAML recipes, later ones win, and values to change, such as data.length=2048
+        words: YAML recipes, later ones win, and values to change, such as data.seq_len=2048
         config: the same as a recipe among the words, as for train
         gpu: kind of GPU, such as h100 or a100
         num_gpus: how many of them

@@ -131,7 +131,8 @@ def estimate(
         raise UserError(f"`parallel` is none, which uses one GPU, not {num_gpus}; add parallel=ddp or parallel=fsdp")
     if config.global_batch_size % (num_gpus * config.accumulation):
         raise UserError(
-            f"`global_batch_size` {config.global_batch_size} is not a multiple of {num_gpus} GPUs times `accumulation` {config.accumulation}"
+            f"`global_batch_size` {config.global_batch_size} is not a multiple of {num_gpus} GPUs times `accumulation`"
+            f" {config.accumulation}"
         )
     vocab_size = vocab_size or config.data.vocab_size
     model: Any = _on_meta(config, vocab_size, config.model.num_layers)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from geonorm.training.loop import Outcome, train
     from geonorm.training.metrics import MetricsFile
     from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
-    from geonorm.training.settings import TrainSettings
+    from geonorm.training.result import RunResult
 
 # Imported when first named, so that the command line can show its help without loading the models.
 _HOMES = {
@@ -18,9 +18,9 @@ _HOMES = {
     "MetricsFile": "metrics",
     "Outcome": "loop",
     "RunConfig": "config",
-    "TrainSettings": "settings",
+    "RunResult": "result",
     "evaluate": "evaluation",
-    "lr_factor": "schedule",
+    "lr_factor": "optimizer",
     "make_optimizer": "optimizer",
     "parameter_groups": "optimizer",
     "train": "loop",
@@ -31,7 +31,7 @@ __all__ = [
     "MetricsFile",
     "Outcome",
     "RunConfig",
-    "TrainSettings",
+    "RunResult",
     "evaluate",
     "lr_factor",
     "make_optimizer",

@@ -295,8 +295,14 @@ def _plain(value: Any) -> Any:
 
 def _yaml() -> Any:
     from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
 
+    class Constructor(SafeConstructor):
+        """Dates stay text, as in the core schema."""
+
+    Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
     yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = Constructor
     # Lists on one line, sections on lines of their own; keys in the order of the configuration.
     yaml.default_flow_style = None
     yaml.representer.sort_base_mapping_type_on_output = False
