@@ -322,9 +322,10 @@ def test_a_diverged_trial_is_a_result(tmp_path, data):
 )
 def test_mistakes_are_one_line_with_exit_code_2(tmp_path, data, words, message, capsys):
     out = tmp_path / "run"
-    base = SMALL if "--data" in words else [*SMALL, "--data", str(data)]
-    own = [word for word in words if "=" in word and words[0] == word or words[:2][-1:] == [word] and "=" in words[0]]
-    assert main(["compare", *own, *base, "--out", str(out), *[word for word in words if word not in own]]) == 2
+    own, options = (words, []) if not words[0].startswith("-") else ([], words)
+    if "--data" not in words:
+        options = [*options, "--data", str(data)]
+    assert main(["compare", *WORDS, *own, "--preset", "tiny", "--out", str(out), *options]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("error: ")
@@ -434,8 +435,8 @@ def test_a_finished_result_of_other_options_is_never_overwritten(finished, tmp_p
 
 @pytest.mark.slow
 def test_a_trial_that_is_killed_goes_on_from_its_checkpoint(tmp_path, data, monkeypatch):
-    words = ["steps=60", *SMALL[1:], "checkpoint.every=20", "evaluation.log_every=1"]
-    words = [*words[:4], *words[6:], *SMALL[4:], "--data", str(data), "--placements", "geonorm", "--seeds", "0"]
+    words = ["steps=60", *WORDS[1:], "checkpoint.every=20", "evaluation.log_every=1", "--preset", "tiny"]
+    words += ["--data", str(data), "--placements", "geonorm", "--seeds", "0"]
     assert main(["compare", *words, "--out", str(tmp_path / "whole")]) == 0
     original = TrialProcess.failure
 
