@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geonorm.report.load import Metrics, Series
+from geonorm.report.series import Metrics, Series
 
 MOST_POINTS = 400
 
@@ -95,24 +95,15 @@ def depth_curve(series: Series, field: str, *, at_end: bool) -> tuple[Curve, int
     Returns:
         the curve over layers 1 to L and the step of the measurement, or None where nothing was measured.
     """
-    seeds, steps = [], []
+    found = []
     for metrics in series.metrics:
-        found = _measurement(metrics, field, at_end)
-        if found is not None:
-            steps.append(found[0])
-            seeds.append(found[1])
-    seeds = [values for values in seeds if len(values) == len(seeds[0])]
-    if not seeds:
+        measured = ((row["step"], row if field == "grad_norm" else row.get("angle") or {}) for row in metrics.layers)
+        logged = [(step, np.array(of[field], dtype=float)) for step, of in measured if of.get(field)]
+        found += logged[-1:] if at_end else logged[:1]
+    # No number, such as an overflow, is null in the file and NaN here.
+    values = [one for _, one in found if len(one) == len(found[0][1])]
+    if not values:
         return None
-    values = np.stack(seeds)
-    layers = np.arange(1, values.shape[1] + 1)
-    return Curve(layers, values.mean(0), values.min(0), values.max(0)), steps[0]
-
-
-def _measurement(metrics: Metrics, field: str, at_end: bool) -> tuple[int, np.ndarray] | None:
-    for row in reversed(metrics.layers) if at_end else metrics.layers:
-        raw = row.get("grad_norm") if field == "grad_norm" else (row.get("angle") or {}).get(field)
-        if raw:
-            values = np.array([np.nan if value is None else value for value in raw], dtype=float)
-            return row["step"], values if field == "grad_norm" else np.degrees(values)
-    return None
+    stack = np.stack(values) if field == "grad_norm" else np.degrees(np.stack(values))
+    layers = np.arange(1, stack.shape[1] + 1)
+    return Curve(layers, stack.mean(0), stack.min(0), stack.max(0)), found[0][0]

@@ -1,4 +1,4 @@
-"""The comparison as a table: its cells, and the form that the terminal shows."""
+"""A comparison as tables: their cells, and the form that the terminal shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from geonorm.report.finding import describe
 from geonorm.report.format import (
     MISSING,
     counted,
@@ -27,7 +28,7 @@ from geonorm.report.results import Results, Row, Trial
 
 # What every column needs without breaking a number.
 _NARROWEST = 70
-VERDICT_WORDS = {"better": "better", "worse": "worse", "no difference shown": "not shown", None: "no verdict"}
+VERDICT_WORDS = {"no difference shown": "not shown", None: "no verdict"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Cells:
     """One row of the comparison, written out; ``row`` keeps the numbers. The difference's interval is corrected."""
 
     row: Row
-    placement: str
     options: str
     lr: str
     loss: str
@@ -51,7 +51,7 @@ class Cells:
 
 
 def summary_cells(results: Results) -> list[Cells]:
-    """The written-out rows of the comparison, lowest test loss first."""
+    """The written-out rows of one variant, in the order of its summary."""
     digits = loss_digits(results.summary)
     return [_cells(row, results, digits) for row in results.summary]
 
@@ -62,72 +62,62 @@ def median_of(trials: Iterable[Trial], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def interval_kinds(rows: Iterable[Row]) -> list[str]:
+def interval_kinds(results: Results) -> str:
     """What the intervals are over, such as ``"seeds and documents"``."""
-    rows = list(rows)
-    kinds = {row.ci_kind for row in rows if row.test_loss_ci}
-    return sorted(kinds | {row.difference.kind for row in rows if row.difference and row.difference.ci})
+    kinds = {row.ci_kind for row in results.summary if row.test_loss_ci}
+    kinds |= {row.difference.kind for row in results.summary if row.difference and row.difference.ci}
+    return " or ".join(sorted(kinds))
 
 
-def summary_table(results: Results) -> SummaryTable:
-    """The comparison as a table for the terminal, lowest test loss first; print it with `rich.print`."""
-    return SummaryTable(results)
+def print_summary(results: Results, console: Console) -> None:
+    """Show a comparison on the terminal: a table a variant, the finding, and what there is to know about the run."""
+    for variant in results.variants:
+        if variant.name:
+            console.print(variant.name, style="bold", markup=False, highlight=False)
+        console.print(SummaryTable(results.of_variant(variant)))
+    finding = describe(results)
+    # Names and paths are the user's: no markup in them, and no line break that a copy would keep.
+    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
+    for line in (*finding.sentences, *finding.notes):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 class SummaryTable:
-    """Columns where they fit, else two: the names, and what belongs to each line by line."""
+    """The rows of one variant for the terminal: columns where they fit, else the names and all else line by line."""
 
     def __init__(self, results: Results) -> None:
         self.cells = summary_cells(results)
-        kinds = interval_kinds(results.summary)
-        over = f" over {' or '.join(kinds)}" if kinds else ""
-        versus = ""
-        if results.reference is not None:
-            several = sum(bool(row.difference) for row in results.summary)
-            wide = f", widened for {several} rows" if several > 1 else ""
-            versus = f"; difference to {results.reference}{wide}"
-        self.caption = Text(f"nats per token of the test text, lower is better{versus}; 95% intervals{over}")
+        kinds, reference = interval_kinds(results), results.reference
+        several = sum(bool(row.difference) for row in results.summary)
+        versus = f"; difference to {reference}" if reference is not None else ""
+        wide = f", widened for {several} rows" if versus and several > 1 else ""
+        over = f" over {kinds}" if kinds else ""
+        self.caption = Text(f"nats per token of the test text, lower is better{versus}{wide}; 95% intervals{over}")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table that fits the width."""
-        yield self._columns() if options.max_width >= _NARROWEST else self._lines()
-
-    def _columns(self) -> Table:
+        in_columns = options.max_width >= _NARROWEST
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=self.caption)
+        table.show_lines = not in_columns
         table.add_column("placement", min_width=8, overflow="fold")
+        if not in_columns:
+            table.add_column("test loss, difference", overflow="fold")
         # Intervals stand under their values, so that the table fits 80 columns and no number is ever broken.
         for heading in ("lr", "test loss\n95% interval", "bits/byte", "difference\n95% interval", "seeds"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for entry in self.cells:
+            if in_columns:
+                table.add_column(heading, justify="right", no_wrap=True)
+        for one in self.cells:
             # Text, not str: rich reads square brackets in a string as markup.
-            loss = _stacked(entry.loss, entry.loss_interval)
-            table.add_row(_name(entry), Text(entry.lr), loss, Text(entry.bits), _difference(entry), Text(entry.seeds))
-        return table
-
-    def _lines(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_lines=True, caption=self.caption)
-        table.add_column("placement", overflow="fold")
-        table.add_column("test loss, difference", overflow="fold")
-        for entry in self.cells:
-            facts = Text("\n").join(
-                [
-                    _stacked(entry.loss, entry.loss_interval),
-                    _difference(entry),
-                    Text(f"lr {entry.lr}, seeds {entry.seeds}"),
-                ]
-            )
-            table.add_row(_name(entry), facts)
-        return table
-
-
-def _name(entry: Cells) -> Text:
-    return _stacked(entry.placement, entry.options, *entry.notes)
-
-
-def _difference(entry: Cells) -> Text:
-    if entry.is_reference:
-        return Text("reference")
-    return _stacked(entry.difference, entry.difference_interval, entry.verdict)
+            name = _stacked(one.row.placement, one.options, *one.notes)
+            loss = _stacked(one.loss, one.loss_interval)
+            difference = _stacked(one.difference, one.difference_interval, one.verdict)
+            if one.is_reference:
+                difference = Text("reference")
+            if in_columns:
+                table.add_row(name, Text(one.lr), loss, Text(one.bits), difference, Text(one.seeds))
+            else:
+                table.add_row(name, Text("\n").join([loss, difference, Text(f"lr {one.lr}, seeds {one.seeds}")]))
+        yield table
 
 
 def _stacked(first: str, *others: str) -> Text:
@@ -139,10 +129,8 @@ def _stacked(first: str, *others: str) -> Text:
 
 def _cells(row: Row, results: Results, digits: int) -> Cells:
     difference = row.difference
-    finished = row.test_loss_mean is not None
     return Cells(
         row=row,
-        placement=row.placement,
         options=options_text(row.options),
         lr=learning_rate(row.best_lr),
         loss=number(row.test_loss_mean, digits),
@@ -150,8 +138,8 @@ def _cells(row: Row, results: Results, digits: int) -> Cells:
         bits=number(row.test_bits_per_byte_mean, digits),
         difference=signed(difference.mean if difference else None, digits),
         difference_interval=interval(difference.ci_corrected if difference else None, digits, sign=True),
-        verdict=VERDICT_WORDS.get(row.verdict, row.verdict or "") if difference else "",
-        is_reference=finished and row.label == results.reference,
+        verdict=VERDICT_WORDS.get(row.verdict, str(row.verdict)) if difference else "",
+        is_reference=row.label == results.reference,
         speed=grouped(median_of(results.shown_trials(row), "tokens_per_second")),
         seeds=str(row.num_seeds),
         notes=_notes(row, results.trials_of(row)),

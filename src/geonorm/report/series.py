@@ -1,4 +1,4 @@
-"""Read a run folder: the results file and the metrics of every trial in it."""
+"""The rows of a comparison with what their trials logged: what the figures draw."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from geonorm.errors import UserError
-from geonorm.report import style
-from geonorm.report.format import short_labels
-from geonorm.report.results import Results, Row, Trial, read_results
-
-KINDS = ("train", "eval", "layers")
+from geonorm.report.format import counted, short_labels
+from geonorm.report.results import Results, Row, Trial
+from geonorm.report.style import Look, looks
 
 
 @dataclass(frozen=True)
@@ -44,42 +42,38 @@ class Series:
     every: list[Trial]
     trials: list[Trial]
     metrics: list[Metrics]
-    look: style.Look
+    look: Look
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder in memory: ``results.json`` and one `Series` a summary row, in its order."""
-
-    results: Results
-    series: list[Series]
-    remarks: list[str]
-
-
-def load_run(out_dir: Path) -> Run:
-    """Read ``results.json`` and the metrics of the trials that the report draws.
+def load_series(out_dir: Path, results: Results) -> list[Series]:
+    """Read the metrics of the trials that the report draws, one `Series` a row.
 
     Args:
         out_dir: the folder that ``geonorm compare`` wrote.
+        results: those of one variant.
 
     Raises:
-        UserError: what `read_results` raises, or a file of metrics cannot be read.
+        UserError: a file of metrics cannot be read.
     """
-    results = read_results(out_dir)
     rows = results.summary
-    series, remarks = [], []
-    looks = style.looks([row.placement for row in rows])
-    for row, short, look in zip(rows, short_labels(rows), looks, strict=True):
+    series = []
+    for row, short, look in zip(rows, short_labels(rows), looks([row.placement for row in rows]), strict=True):
         trials = results.shown_trials(row)
-        metrics = [read_metrics(Path(out_dir) / "trials" / trial.id / "metrics.jsonl") for trial in trials]
+        metrics = [read_metrics(out_dir / "trials" / trial.id / "metrics.jsonl") for trial in trials]
         series.append(Series(row, short, results.trials_of(row), trials, metrics, look))
-        for trial, one in zip(trials, metrics, strict=True):
-            if not one.found:
-                remarks.append(f"Trial {trial.id} has no metrics file, so the figures leave it out.")
-            elif one.skipped:
-                lines = "1 unreadable line" if one.skipped == 1 else f"{one.skipped} unreadable lines"
-                remarks.append(f"{lines} in the metrics of trial {trial.id}, left out of the figures.")
-    return Run(results, series, remarks)
+    return series
+
+
+def gaps(series: list[Series]) -> list[str]:
+    """Sentences on metrics that the figures lack."""
+    sentences = []
+    for trial, metrics in ((trial, one) for row in series for trial, one in zip(row.trials, row.metrics, strict=True)):
+        if not metrics.found:
+            sentences.append(f"Trial {trial.id} has no metrics file, so the figures leave it out.")
+        elif metrics.skipped:
+            lines = counted(metrics.skipped, "unreadable line")
+            sentences.append(f"{lines} in the metrics of trial {trial.id}, left out of the figures.")
+    return sentences
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -88,7 +82,8 @@ def read_metrics(path: Path) -> Metrics:
     Args:
         path: the file. It may be absent, which gives empty metrics with ``found`` false.
     """
-    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    # Figures need steps that rise; where a step stands twice, the later row counts.
+    rows: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "eval": {}, "layers": {}}
     skipped = 0
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -96,9 +91,7 @@ def read_metrics(path: Path) -> Metrics:
         return Metrics(found=False)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    for line in lines:
-        if not line.strip():
-            continue
+    for line in filter(str.strip, lines):
         try:
             entry = json.loads(line, parse_constant=lambda _: None)
         except (json.JSONDecodeError, RecursionError):
@@ -106,11 +99,9 @@ def read_metrics(path: Path) -> Metrics:
         if not _is_row(entry):
             skipped += 1
         elif entry.get("kind") in rows:
-            rows[entry["kind"]].append(entry)
-    for kind in rows:
-        # Figures need steps that rise; where a step stands twice, the later row counts.
-        rows[kind] = [by_step for _, by_step in sorted({row["step"]: row for row in rows[kind]}.items())]
-    return Metrics(rows["train"], rows["eval"], rows["layers"], skipped)
+            rows[entry["kind"]][entry["step"]] = entry
+    by_step = {kind: [row for _, row in sorted(found.items())] for kind, found in rows.items()}
+    return Metrics(**by_step, skipped=skipped)
 
 
 def _is_row(entry: Any) -> TypeGuard[dict[str, Any]]:
@@ -118,8 +109,8 @@ def _is_row(entry: Any) -> TypeGuard[dict[str, Any]]:
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return False
     values = [entry.get("val_loss"), entry.get("loss")]
-    angle = entry.get("angle") or {}
     if entry.get("kind") == "layers":
+        angle = entry.get("angle") or {}
         lists = [entry.get("grad_norm"), *(angle.values() if isinstance(angle, dict) else [angle])]
         if not all(one is None or isinstance(one, list) for one in lists):
             return False
