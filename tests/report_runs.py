@@ -165,9 +165,7 @@ def judged(row, reference, losses):
     }
     reasons = tuple(reason for reason, holds in cases.items() if holds)
     verdict = "no difference shown" if low <= 0 <= high else "better" if mean < 0 else "worse"
-    return dataclasses.replace(
-        row, difference=difference, verdict=None if reasons else verdict, no_verdict=reasons
-    )
+    return dataclasses.replace(row, difference=difference, verdict=None if reasons else verdict, no_verdict=reasons)
 
 
 def in_variants(parts):

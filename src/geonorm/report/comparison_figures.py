@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from geonorm.report.curves import Curve, depth_curve, loss_curve, smoothing_window, top_of_pack
 from geonorm.report.format import learning_rate
 from geonorm.report.plots import Block, Line, Panel, add_legend, depth_panel, draw_lines, label_of, new_panel
-from geonorm.report.series import Series
+from geonorm.report.series import Curve, Series, smoothing_window, top_of_pack
 from geonorm.report.style import FONT_SIZE, MUTED, PAPER
 
 GRADIENT = (
@@ -59,7 +58,7 @@ def _loss(series: list[Series]) -> Block:
     window = smoothing_window(series)
     drawn: dict[str, list[tuple[Series, Curve]]] = {}
     for kind in ("eval", "train"):
-        pairs = [(one, loss_curve(one, kind, window if kind == "train" else 1)) for one in series]
+        pairs = [(one, one.loss_curve(kind, window if kind == "train" else 1)) for one in series]
         drawn[kind] = [(one, curve) for one, curve in pairs if curve is not None]
     curves = [curve for pairs in drawn.values() for _, curve in pairs]
     if not curves:
@@ -101,7 +100,7 @@ def _loss_limits(curves: list[Curve]) -> tuple[float, float]:
 def _by_layer(series: list[Series], wanted: Sequence[tuple], title: str, caption: str) -> Block:
     drawn = []
     for field, at_end, name, heading in wanted:
-        found = [(one, depth_curve(one, field, at_end=bool(at_end))) for one in series]
+        found = [(one, one.depth_curve(field, at_end=bool(at_end))) for one in series]
         pairs = [(one, *result) for one, result in found if result is not None]
         if pairs:
             drawn.append((name, f"{heading} at step {max(step for *_, step in pairs):,}", pairs))

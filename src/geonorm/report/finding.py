@@ -6,7 +6,7 @@ Words such as "better" follow the verdicts of the summary and nothing else; docs
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scipy import stats
 
@@ -40,7 +40,7 @@ class Finding:
     headline: str
     sentences: list[str]
     doubts: list[str]
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 def describe(results: Results) -> Finding:
@@ -145,7 +145,9 @@ def _without_verdict(results: Results) -> list[str]:
 def _reason(row: Row) -> str:
     """The words of ``no_verdict``, with the numbers that decide."""
     seeds = row.difference.num_seeds if row.difference else 0
-    whose = [name for key, name in (("", "its"), ("reference ", "the reference's")) if f"{key}not tuned" in row.no_verdict]
+    whose = [
+        name for key, name in (("", "its"), ("reference ", "the reference's")) if f"{key}not tuned" in row.no_verdict
+    ]
     untuned = f"{' and '.join(whose)} learning rate was not searched to a factor of sqrt(2)"
     words = {
         "not finished": "the comparison is not finished",
@@ -269,7 +271,9 @@ def _notes(results: Results) -> list[str]:
         )
     if not results.complete:
         count = len(results.trials)
-        notes.append(f"The comparison is not finished: {counted(count, 'trial')} {'has' if count == 1 else 'have'} ended.")
+        notes.append(
+            f"The comparison is not finished: {counted(count, 'trial')} {'has' if count == 1 else 'have'} ended."
+        )
     elif others := results.num_other_trials:
         are = "trial that is" if others == 1 else "trials that are"
         notes.append(f"The folder holds {others} more {are} not part of this comparison.")

@@ -15,53 +15,11 @@ from geonorm.errors import UserError
 from geonorm.report import style
 from geonorm.report.format import minus, setting
 from geonorm.report.plots import Panel
+from geonorm.report.tables import Table
 from geonorm.storage import write_json, write_text
 
 # Beside the figures, which of them are ours.
 FIGURES = "figures.json"
-
-
-@dataclass(frozen=True)
-class Strip:
-    """A small plot in a cell: a dot with its interval and a vertical line, in percent of the width, and their words."""
-
-    label: str
-    at: float
-    ends: tuple[float, float] | None
-    line: float | None
-    beyond: bool
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: its text, smaller lines under it and remarks under those, its colour and weight."""
-
-    text: str = ""
-    under: Sequence[str] = ()
-    remarks: Sequence[str] = ()
-    colour: str = ""
-    strong: bool = False
-    quiet: bool = False
-    strip: Strip | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; the first cell of a row names it.
-
-    Attributes:
-        headings: one a column; a pair stands at the two ends of its column.
-        rows: cells, plain text where it needs nothing else.
-        left: columns that are words and not numbers.
-        kind: classes of style.css.
-        title: over it, where a section has several.
-    """
-
-    headings: Sequence[str | tuple[str, str]]
-    rows: Sequence[Sequence[Cell | str]]
-    left: Sequence[int] = (0,)
-    kind: str = ""
-    title: str = ""
 
 
 @dataclass(frozen=True)

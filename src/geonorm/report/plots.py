@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from geonorm.report.curves import Curve
+from geonorm.report.series import Curve
 from geonorm.report.style import FONT_SIZE, PAPER, Look
 
 WIDTH, HEIGHT = 6.0, 4.0

@@ -116,5 +116,7 @@ def save_files(figure: Figure, stem: Path) -> bytes:
     # Not with_suffix: the name of a variant can hold dots.
     svg = stem.with_name(f"{stem.name}.svg")
     figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    figure.savefig(stem.with_name(f"{stem.name}.pdf"), metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    figure.savefig(
+        stem.with_name(f"{stem.name}.pdf"), metadata={"CreationDate": None, "Creator": None, "Producer": None}
+    )
     return svg.read_bytes()
