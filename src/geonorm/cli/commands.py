@@ -160,7 +160,7 @@ def convert(config: ConvertConfig) -> int:
 def inspect_models(config: InspectConfig) -> int:
     """Run text through trained models and show what every sub-layer does to the residual stream."""
     check_ranges(config)
-    from geonorm.report.inspection.show import inspect_and_report
+    from geonorm.report.inspection_page import inspect_and_report
 
     signals.begin()
     return inspect_and_report(config)

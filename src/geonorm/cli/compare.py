@@ -92,7 +92,7 @@ def compare(options: CompareOptions) -> int:
     check_ranges(options)
     from rich.console import Console
 
-    from geonorm.report import describe, summary_table, write_report
+    from geonorm.report import print_summary, write_report
     from geonorm.sweep.axes import make_sweep
     from geonorm.sweep.compare import Machines
     from geonorm.sweep.compare import compare as run
@@ -109,11 +109,7 @@ def compare(options: CompareOptions) -> int:
     except KeyboardInterrupt:
         console.print("what is done is kept; the same command with --resume goes on from it")
         raise
-    console.print(summary_table(results))
-    finding = describe(results)
-    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
-    for note in finding.sentences:
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    print_summary(results, console)
     console.print(f"report: {write_report(options.out)}", markup=False, highlight=False, soft_wrap=True)
     return 1 if any(trial.status == "failed" for trial in results.trials) else 0
 
