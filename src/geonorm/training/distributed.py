@@ -148,6 +148,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+# Its reducer holds a process group, whose destructor waits, with Python's lock, for a thread that may just need that lock
+# to put away the last collective: torch 2.13 hangs there now and then. So it goes with the process.
+_KEPT: list[nn.Module] = []
+
+
 class Parallel:
     """How a model's forward and backward passes run over ranks.
 
@@ -177,6 +182,7 @@ class Parallel:
             self.forward = nn.parallel.DistributedDataParallel(
                 self.forward, device_ids=where, gradient_as_bucket_view=True
             )
+            _KEPT.append(self.forward)
         # Both take the mean of gradients over ranks; a token mean needs their sum.
         self.gradient_scale = 1.0 if kind == "none" else float(ranks.world_size)
 
