@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -11,21 +12,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from geonorm.experiments import remote
-from geonorm.experiments.cluster import Cluster, ClusterOptions, difference
-from geonorm.experiments.config import CompareConfig
-from geonorm.experiments.corpus_transfer import CorpusOffer, corpus_key, find_corpus, read_pieces
-from geonorm.experiments.display import Display
-from geonorm.experiments.plan import CorpusKey, make_plan
-from geonorm.experiments.process import Resources, last_words, start_process
 
 from corpora import small_corpus, write_documents
 from geonorm import UserError
 from geonorm.cli import main
+from geonorm.sweep.axes import Corpus, make_sweep
+from geonorm.sweep.display import Display
+from geonorm.sweep.executors import Executor, Resources, TrialProcess, last_words, spec_path
+from geonorm.sweep.on_ray import RayExecutor, RayOptions, difference
+from geonorm.training import recipe
+from geonorm.training.setup import corpus_identity
 from processes import parent, trial_processes, wait_for
 from tolerances import PARALLEL_LOSS
 
-SMALL = ["--preset", "tiny", "--steps", "6", "--width", "16", "--length", "16", "--eval-windows", "8"]
+WORDS = ["steps=6", "model.hidden_size=16", "data.seq_len=16", "evaluation.windows=8"]
 TWELVE = [
     "--placements",
     "geonorm",
@@ -40,6 +40,7 @@ TWELVE = [
     "--full-grid",
     "--no-refine",
 ]
+OLD = {"versions": {"geonorm": "0.0.1+old"}}
 TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -72,8 +73,12 @@ def address(cache):
         nodes.shutdown()
 
 
-def run_compare(out: Path, data: Path, *words: str) -> int:
-    return main(["compare", *SMALL, "--data", str(data), "--out", str(out), *words])
+def command(out: Path, data: Path, *words: str, run: tuple[str, ...] = ()) -> list[str]:
+    return ["compare", *WORDS, *run, "--preset", "tiny", "--data", str(data), "--out", str(out), *words]
+
+
+def run_compare(out: Path, data: Path, *words: str, run: tuple[str, ...] = ()) -> int:
+    return main(command(out, data, *words, run=run))
 
 
 def on_ray(address: str) -> list[str]:
@@ -93,7 +98,8 @@ def outcomes(out: Path) -> dict[str, dict]:
         folder = out / "trials" / name
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert len({(row["kind"], row["step"]) for row in rows}) == len(rows)
-        found[name]["rows"] = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+        clock = (*TIMES, "step_seconds", "mfu")
+        found[name]["rows"] = [{key: value for key, value in row.items() if key not in clock} for row in rows]
         found[name]["test_windows"] = (folder / "test_windows.json").read_bytes()
     return found
 
@@ -108,24 +114,20 @@ def local(tmp_path_factory, data, cache):
 
 @needs_proc
 @pytest.mark.slow
-def test_a_killed_worker_costs_no_result_and_changes_no_bit(address, cache, data, local, tmp_path, monkeypatch, capsys):
-    orphans, folders = [], []
+def test_a_killed_worker_costs_no_result_and_changes_no_bit(address, cache, data, local, tmp_path, monkeypatch):
+    orphans = []
     original = Display.progress
 
     def progress(self, running):
         original(self, running)
-        if not orphans and (processes := trial_processes(cache)):
+        if not orphans and (processes := trial_processes(tmp_path)):
             orphans.append(processes[0])
-            words = Path(f"/proc/{processes[0]}/cmdline").read_text().split("\0")
-            folders.append(Path(words[words.index("geonorm.experiments.worker") + 1]))
-            assert folders[0].exists()
             os.kill(parent(processes[0]), signal.SIGKILL)
 
     monkeypatch.setattr(Display, "progress", progress)
     assert run_compare(tmp_path / "run", data, *TWELVE, *on_ray(address)) == 0
-    assert "the worker was lost (WorkerCrashedError); starting it anew" in capsys.readouterr().out
-    assert not trial_processes(cache)
-    assert not folders[0].exists()
+    assert orphans
+    assert not trial_processes(tmp_path)
     assert len(local) == 12
     assert outcomes(tmp_path / "run") == local
     results = results_in(tmp_path / "run")
@@ -136,21 +138,43 @@ def test_a_killed_worker_costs_no_result_and_changes_no_bit(address, cache, data
 
 @needs_proc
 @pytest.mark.slow
+def test_a_trial_that_is_killed_goes_on_elsewhere_from_its_checkpoint(address, cache, data, tmp_path, monkeypatch):
+    run = ("steps=60", "checkpoint.every=20", "evaluation.log_every=1")
+    words = ["--placements", "geonorm", "--seeds", "0"]
+    assert run_compare(tmp_path / "whole", data, *words, run=run) == 0
+    killed = []
+
+    def progress(self, running):
+        if not killed and (running.folder / "checkpoints" / "step-40").exists():
+            (process,) = trial_processes(tmp_path)
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
+
+    monkeypatch.setattr(Display, "progress", progress)
+    assert run_compare(tmp_path / "killed", data, *words, *on_ray(address), run=run) == 0
+    assert killed
+    assert outcomes(tmp_path / "killed") == outcomes(tmp_path / "whole")
+    (log,) = (tmp_path / "killed" / "trials").glob("*.log")
+    assert "going on from step 40" in log.read_text()
+
+
+@needs_proc
+@pytest.mark.slow
 def test_after_a_killed_driver_resume_runs_what_is_missing(address, cache, data, local, tmp_path):
     out = tmp_path / "run"
-    words = [*SMALL, "--data", str(data), "--out", str(out), *TWELVE, *on_ray(address)]
+    words = command(out, data, *TWELVE, *on_ray(address))
     driver = subprocess.Popen(
-        [sys.executable, "-m", "geonorm", "compare", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "geonorm", *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: len(list(out.glob("trials/*/result.json"))) >= 3 and bool(trial_processes(cache)), 900)
+        wait_for(lambda: len(list(out.glob("trials/*/result.json"))) >= 3 and bool(trial_processes(out)), 900)
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not trial_processes(cache))
+    wait_for(lambda: not trial_processes(out))
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
     assert 3 <= len(stamps) < 12
-    assert main(["compare", *words, "--resume"]) == 0
+    assert main([*words, "--resume"]) == 0
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert outcomes(out) == local
 
@@ -160,30 +184,22 @@ def test_a_trial_that_is_always_killed_fails_after_its_retries(address, cache, d
     kills = []
 
     def progress(self, running):
-        for process in trial_processes(cache):
+        for process in trial_processes(tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
                 kills.append(process)
 
     monkeypatch.setattr(Display, "progress", progress)
-    words = ["--steps", "3000", "--placements", "pre", *on_ray(address), "--retries", "1"]
-    assert run_compare(tmp_path / "run", data, *words) == 1
+    words = ["--placements", "pre", *on_ray(address), "--retries", "1"]
+    assert run_compare(tmp_path / "run", data, *words, run=("steps=3000",)) == 1
     assert len(kills) == 2
     (trial,) = results_in(tmp_path / "run")["trials"]
     assert trial["status"] == "failed"
-    assert trial["message"].startswith("the trial's process was killed by signal 9")
-    assert "(attempt 2, on " in trial["message"]
+    assert trial["message"].startswith("killed by signal 9")
     assert "not finished" not in capsys.readouterr().err
 
 
-def test_a_trial_on_a_machine_that_does_not_see_the_corpus(address, cache, data, tmp_path, monkeypatch, capsys):
-    """The fast one: one trial through a real cluster, its corpus sent in several pieces."""
-
-    def hidden(path, key):
-        return CorpusOffer("/nowhere/" + Path(path).name, key)
-
-    monkeypatch.setattr(remote, "CorpusOffer", hidden)
-    monkeypatch.setattr("geonorm.experiments.corpus_transfer.PIECE_BYTES", 10_000)
+def test_one_trial_through_a_real_cluster(address, cache, data, tmp_path, monkeypatch):
     handlers, original = set(), Display.progress
 
     def progress(self, running):
@@ -193,37 +209,21 @@ def test_a_trial_on_a_machine_that_does_not_see_the_corpus(address, cache, data,
     monkeypatch.setattr(Display, "progress", progress)
     before = signal.getsignal(signal.SIGTERM)
     assert run_compare(tmp_path / "run", data, "--placements", "pre", *on_ray(address)) == 0
-    assert "sending it through Ray" in capsys.readouterr().out
     # Ray puts a handler of its own there, which would leave trials running and say nothing.
     assert [getattr(handler, "__module__", None) for handler in handlers] == ["geonorm.signals"]
     assert signal.getsignal(signal.SIGTERM) is before
-    (received,) = (path for path in (cache / "received").iterdir() if path.is_dir())
-    key = corpus_key(received)
-    assert received.name == key
-    assert [key] == [corpus_key(path) for path in cache.iterdir() if (path / "description.json").exists()]
     (outcome,) = outcomes(tmp_path / "run").values()
-    assert outcome["status"] == "ok"
+    assert (outcome["status"], outcome["step"]) == ("ok", 6)
 
 
-def test_received_corpus_is_whole_or_absent(tmp_path, monkeypatch):
-    corpus = small_corpus(tmp_path)
-    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "there"))
-    monkeypatch.setattr("geonorm.experiments.corpus_transfer.PIECE_BYTES", 1000)
-    key = corpus_key(corpus.path)
-    assert key is not None
-    assert find_corpus(CorpusOffer(str(corpus.path), key), bytes) == corpus.path
-    assert find_corpus(CorpusOffer("/nowhere", key), bytes) is None
-    pieces = tuple((path.name, tuple(read_pieces(path))) for path in sorted(corpus.path.iterdir()))
-    flipped = tuple(
-        (name, tuple(bytes([part[0] ^ 1]) + part[1:] for part in parts) if name == "train.tokens" else parts)
-        for name, parts in pieces
-    )
-    with pytest.raises(UserError, match="arrived damaged"):
-        find_corpus(CorpusOffer("/nowhere", key, flipped), bytes)
-    assert not [path for path in (tmp_path / "there" / "received").iterdir() if path.is_dir()]
-    found = find_corpus(CorpusOffer("/nowhere", key, pieces), bytes)
-    assert found is not None
-    assert {p.name: p.read_bytes() for p in found.iterdir()} == {p.name: p.read_bytes() for p in corpus.path.iterdir()}
+def test_a_machine_that_does_not_see_the_folders_is_named(address, tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    with (
+        pytest.raises(UserError, match=r"of the Ray cluster does not see /nowhere; put `out` and the corpus"),
+        RayExecutor(RayOptions(address), None, (there, Path("/nowhere"))),
+    ):
+        pass
 
 
 def test_versions_that_differ_are_named():
@@ -237,11 +237,11 @@ def test_versions_that_differ_are_named():
 
 @pytest.mark.slow
 def test_other_code_than_the_cluster_runs_is_refused(address, data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("geonorm.experiments.cluster.code_version", lambda: "0.0.1+old")
+    monkeypatch.setattr("geonorm.sweep.on_ray.describe_machine", lambda: OLD)
     assert run_compare(tmp_path / "run", data, "--placements", "pre", *on_ray(address)) == 2
     error = capsys.readouterr().err
     assert "of the Ray cluster runs geonorm 0.1.0+" in error
-    assert "this one 0.0.1+old; install the same on both" in error
+    assert "this one 0.0.1+old; install the same on every machine" in error
     assert error.count("\n") == 1
 
 
@@ -256,7 +256,7 @@ def test_other_code_than_the_cluster_runs_is_refused(address, data, tmp_path, mo
         (["--executor", "ray", "--ranks-per-trial", "2"], "`ranks_per_trial` 2 needs as many --cpus-per-trial, got 1"),
         (
             ["--executor", "ray", "--ranks-per-trial", "3", "--cpus-per-trial", "3"],
-            "`batch` 4 is not a multiple of 3 ranks",
+            "`global_batch_size` 4 is not a multiple of 3 ranks",
         ),
         (["--executor", "ray", "--retries", "-1"], "`retries` must be a whole number of at least 0"),
         (["--executor", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at `address` 127.0.0.1:1"),
@@ -276,56 +276,56 @@ def test_mistakes_are_one_line_with_exit_code_2(words, message, data, cache, tmp
 def test_without_ray_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"ray is not installed; run pip install 'geonorm\[ray\]'"):
-        Cluster(ClusterOptions()).connect(print)
+        RayExecutor(RayOptions(), None, ()).__enter__()
 
 
-def test_gpus_decide_device_and_ranks():
-    def resources(**options):
-        plan = make_plan(CompareConfig(preset="tiny", executor="ray", **options))
-        assert plan.cluster is not None
-        return plan.cluster.resources
-
-    assert resources() == Resources(1, "cpu", 1, "none")
-    assert resources(gpus_per_trial=0.5) == Resources(1, "cuda", 1, "none")
-    assert resources(gpus_per_trial=4, cpus_per_trial=8) == Resources(2, "cuda", 4, "ddp")
-    assert resources(cpus_per_trial=4, ranks_per_trial=2, parallel="fsdp") == Resources(2, "cpu", 2, "fsdp")
-    assert make_plan(CompareConfig(preset="tiny")).cluster is None
+def test_ranks_share_the_cpus_of_a_trial():
+    assert RayOptions().resources == Resources(1, 1)
+    assert RayOptions(gpus=4, cpus=8, ranks=4).resources == Resources(2, 4)
+    assert RayOptions(cpus=4, ranks=2).resources == Resources(2, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_of_a_trial_find_what_one_process_finds(tmp_path, parallel):
     """On the CPU, by torch's launcher as inside a Ray task; ranks sum in another order, so results are close."""
-    corpus = small_corpus(tmp_path)
-    plan = make_plan(CompareConfig(preset="tiny", placements=("geonorm:learnable=true",), steps=6, width=16, length=16))
-    (trial,) = plan.first_trials(CorpusKey(corpus.description["fingerprint"], corpus.vocab_size))
+    trial = make_trial(tmp_path, "geonorm:learnable=true", "steps=6", f"parallel={parallel}")
     results = {}
     for ranks in (1, 2):
-        resources = Resources(ranks=ranks, parallel=parallel if ranks > 1 else "none")
-        process = start_process(trial, tmp_path / f"{ranks}", corpus.path, resources)
-        process.process.wait(900)
-        results[ranks] = process.result()
-        assert results[ranks]["status"] == "ok", process.reason()
-    assert results[2]["num_parameters"] == results[1]["num_parameters"]
-    assert results[2]["val_loss"] == pytest.approx(results[1]["val_loss"], rel=PARALLEL_LOSS)
-    one, two = ((tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("1", "2"))
+        one = dataclasses.replace(trial.config, parallel=parallel if ranks > 1 else "none")
+        (results[ranks],) = Executor(1, Resources(ranks=ranks)).run(
+            [dataclasses.replace(trial, config=one)], tmp_path / str(ranks)
+        )
+    assert [(result.world_size, result.step) for result in results.values()] == [(1, 6), (2, 6)]
+    assert results[2].num_parameters == results[1].num_parameters
+    assert results[2].val_loss == pytest.approx(results[1].val_loss, rel=PARALLEL_LOSS)
+    one, two = ((tmp_path / name / trial.id / "metrics.jsonl").read_text().splitlines() for name in ("1", "2"))
     assert len(one) == len(two)
+
+
+def make_trial(folder: Path, placement: str, *words: str):
+    corpus = small_corpus(folder)
+    known = Corpus(corpus.path, corpus_identity(corpus), corpus.description["fingerprint"])
+    plan = make_sweep(overrides=[*WORDS, *words], preset="tiny", axes={"placements": [placement], "seeds": [0]})
+    (trial,) = plan.first_trials(known)
+    return trial
 
 
 @needs_proc
 @pytest.mark.slow
 def test_ranks_end_with_whoever_started_their_launcher(tmp_path):
-    corpus = small_corpus(tmp_path)
-    plan = make_plan(CompareConfig(preset="tiny", placements=("pre",), steps=1_000_000))
-    (trial,) = plan.first_trials(CorpusKey(corpus.description["fingerprint"], corpus.vocab_size))
-    process = start_process(trial, tmp_path / "trial", corpus.path, Resources(ranks=2, parallel="ddp"))
+    trial = make_trial(tmp_path, "pre", "steps=1000000", "parallel=ddp")
+    folder = tmp_path / "trials" / trial.id
+    folder.parent.mkdir()
+    recipe.save(spec_path(folder), trial.config)
+    running = TrialProcess(folder, Resources(ranks=2))
     try:
-        wait_for(lambda: (tmp_path / "trial" / "metrics.jsonl").exists(), 900)
+        wait_for(lambda: (folder / "metrics.jsonl").exists(), 900)
         assert len(trial_processes(tmp_path)) == 3
     finally:
-        process.close()
+        running.process.stdin.close()
     wait_for(lambda: not trial_processes(tmp_path))
-    process.process.wait()
+    running.process.wait()
 
 
 def test_the_cause_is_told_from_the_launchers_words():
