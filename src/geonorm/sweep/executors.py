@@ -223,6 +223,7 @@ class Executor:
         Raises:
             UserError: a folder holds the finished result of another trial, which this would overwrite.
         """
+        root.mkdir(parents=True, exist_ok=True)
         finished = {trial.id: trial.read_result(root / trial.id) for trial in trials}
         waiting, running = list(reversed(trials)), list[Running]()
         results: dict[str, TrialResult] = {}

@@ -54,12 +54,6 @@ class RayOptions:
         """What a trial's process may use."""
         return Resources(max(1, self.cpus // self.ranks), self.ranks)
 
-    @property
-    def needs(self) -> str:
-        """CPUs and GPUs of a trial, in words."""
-        gpus = f" and {self.gpus:g} GPU{'s' * (self.gpus > 1)}" if self.gpus else ""
-        return f"{self.cpus} CPU{'s' * (self.cpus > 1)}{gpus}"
-
 
 class RayExecutor(Executor):
     """Runs each trial as a Ray task with CPUs or GPUs of its own; see :class:`Executor`.
@@ -144,9 +138,11 @@ class RayExecutor(Executor):
             if before is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        able = [node for node in nodes if self._fits(node["Resources"])]
+        needs = {"CPU": self.options.cpus, "GPU": self.options.gpus}
+        able = [node for node in nodes if all(node["Resources"].get(name, 0) >= need for name, need in needs.items())]
         if not able:
-            problem = f"no machine of the Ray cluster has {self.options.needs} for a trial"
+            gpus = f" and {self.options.gpus:g} GPUs" if self.options.gpus else ""
+            problem = f"no machine of the Ray cluster has {self.options.cpus} CPUs{gpus} for a trial"
             if self.options.address is None:
                 raise UserError(f"{problem}; lower --cpus-per-trial or --gpus-per-trial")
             self.on_note(f"{problem} now; waiting for one to join")
@@ -171,9 +167,6 @@ class RayExecutor(Executor):
         except (ConnectionError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             where = "no Ray cluster started" if address is None else f"no Ray cluster answers at `address` {address}"
             raise UserError(f"{where} ({first_line(error)}); see docs/cluster.md") from error
-
-    def _fits(self, resources: dict[str, float]) -> bool:
-        return resources.get("CPU", 0) >= self.options.cpus and resources.get("GPU", 0) >= self.options.gpus
 
     def _describe(self, nodes: list[dict[str, Any]]) -> None:
         """Check that every machine that can run a trial runs the same code as this one and sees its files."""
@@ -232,26 +225,18 @@ class _Task:
             self.ray.wait([self.reference], timeout=_CANCEL_SECONDS)
 
 
-def check_code(driver: str, here: str) -> None:
-    """Refuse to run other code than the driver's, as a machine may that joined later.
-
-    Raises:
-        UserError: this machine has another geonorm.
-    """
-    if here != driver:
-        where = f"machine {socket.gethostname()} of the Ray cluster"
-        raise UserError(f"{where} runs geonorm {here}, the driver {driver}; install the same on every machine")
-
-
-def run_here(folder: str, resources: Resources) -> str:
+def run_here(code: str, folder: str, resources: Resources) -> str:
     """Run a trial on this machine of the cluster, and wait for it; returns why it left no result, or "".
 
     Raises:
-        UserError: this machine does not see its folder.
+        UserError: this machine, which may have joined late, has other code than the driver or does not see the folder.
         TrialKilledError: its process was killed.
     """
+    name = f"machine {socket.gethostname()} of the Ray cluster"
+    if code_version() != code:
+        raise UserError(f"{name} runs geonorm {code_version()}, the driver {code}; install the same on every machine")
     if not spec_path(Path(folder)).exists():
-        raise UserError(f"machine {socket.gethostname()} of the Ray cluster does not see {folder}; {_REMEDY}")
+        raise UserError(f"{name} does not see {folder}; {_REMEDY}")
     process = TrialProcess(Path(folder), resources)
     try:
         while (failure := process.failure()) is None:
@@ -293,12 +278,10 @@ def _remote_functions() -> tuple[Callable[..., dict[str, Any]], Callable[..., st
         return {**describe_machine(), "unseen": unseen}
 
     def trial(code: str, folder: str, resources: dict[str, Any]) -> str:
-        from geonorm.environment import code_version
         from geonorm.sweep.executors import Resources
-        from geonorm.sweep.on_ray import check_code, run_here
+        from geonorm.sweep.on_ray import run_here
 
-        check_code(code, code_version())
-        return run_here(folder, Resources(**resources))
+        return run_here(code, folder, Resources(**resources))
 
     return describe, trial
 
