@@ -43,12 +43,12 @@ class Compiler:
 
 
 @pytest.fixture
-def cache(tmp_path):
+def cache(tmp_path, monkeypatch):
     """A cache with nothing in it, which nobody is forbidden to fill; in the end this process has its kernels again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-        patch.delenv("GEONORM_CPP", raising=False)
-        yield tmp_path / "cache"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("GEONORM_CPP", raising=False)
+    yield tmp_path / "cache"
+    monkeypatch.undo()
     if WHY_NOT_CPP is None:
         build_cpu()
 
@@ -145,7 +145,7 @@ def test_several_build_at_once_and_what_a_killed_build_left_is_no_obstacle(compi
     assert compiler.num_calls == 1
 
 
-def test_nothing_is_built_where_it_is_forbidden_or_of_no_use(compiler, cache, monkeypatch):
+def test_nothing_is_built_where_it_is_forbidden_or_of_no_use(compiler, cache):
     said, logged = python(
         "import os, geonorm",
         "from geonorm.ops import build_cpu, ensure_cpu_kernels, which, why_not",
