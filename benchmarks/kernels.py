@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.common import DTYPES, Budget, Settings, command_line, fill, header, report
+from benchmarks.norms import add_rms_norm, scaled_add_rms_norm
 from geonorm.geometry import RETRACTIONS
-from geonorm.ops import add_rms_norm, scaled_add_rms_norm, sphere_step
+from geonorm.ops import sphere_step
 from geonorm.ops.availability import why_not_triton
 
 ALPHA = 0.8

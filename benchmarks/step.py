@@ -33,9 +33,10 @@ from benchmarks.common import (
     spread,
     take_turns,
 )
+from benchmarks.norms import add_rms_norm
 from geonorm import geometry
 from geonorm.errors import UserError
-from geonorm.ops import IMPLEMENTATIONS, add_rms_norm, sphere_step, which
+from geonorm.ops import IMPLEMENTATIONS, sphere_step, which
 from geonorm.ops.availability import interpreting
 
 ALPHA, MAX_ANGLE = 0.3, math.pi / 4

@@ -17,7 +17,7 @@ from geonorm.ops import IMPLEMENTATIONS, availability, which
 from step_tools import CPP, TRITON, rows
 from tolerances import worst
 
-IMPLS = ["op", TRITON, CPP]
+IMPLS = [TRITON, CPP]
 registered = pytest.mark.parametrize("impl", IMPLS)
 
 
@@ -28,15 +28,7 @@ def leaf(*shape, dtype=torch.float32, transposed=False):
 
 def operations(impl):
     """Forward and backward as torch knows them."""
-    names = (
-        ("sphere_step_cpp", "sphere_step_cpp_backward") if impl == "cpp" else ("sphere_step", "sphere_step_backward")
-    )
-    return [getattr(torch.ops.geonorm, name).default for name in names]
-
-
-def switch(impl):
-    """The last option of the operation that is two implementations."""
-    return () if impl == "cpp" else (impl == "triton",)
+    return [getattr(torch.ops.geonorm, f"sphere_step_{impl}{end}").default for end in ("", "_backward")]
 
 
 # --- what torch checks ----------------------------------------------------------------------------------------------
@@ -48,19 +40,19 @@ def switch(impl):
 def test_opcheck(dtype, transposed, impl):
     if impl == "triton" and dtype == torch.float64:
         pytest.skip("the Triton kernels have no float64")
-    step, extra = operations(impl)[0], switch(impl)
+    step = operations(impl)[0]
     for alpha, (p, limit, radius) in itertools.product(
         (None, torch.tensor([0.5], requires_grad=True)), ((math.inf, None, None), (1.0, 0.4, 2.0))
     ):
         inputs = (leaf(5, 7, dtype=dtype, transposed=transposed), leaf(5, 7, dtype=dtype, transposed=transposed))
-        assert set(opcheck(step, (*inputs, alpha, 0.7, p, limit, radius, *extra)).values()) == {"SUCCESS"}
+        assert set(opcheck(step, (*inputs, alpha, 0.7, p, limit, radius)).values()) == {"SUCCESS"}
 
 
 @registered
 @pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_opcheck_of_the_backward(needs, impl):
     g, x, u = (rows(7, 5, dtype=torch.float32, grad=False).t() for _ in range(3))
-    arguments = (g, x, u, torch.tensor(0.5), 1.0, 3.0, 0.4, 2.0, *switch(impl), list(needs))
+    arguments = (g, x, u, torch.tensor(0.5), 1.0, 3.0, 0.4, 2.0, list(needs))
     results = opcheck(operations(impl)[1], arguments)
     assert set(results.values()) == {"SUCCESS"}
 
@@ -141,7 +133,8 @@ def test_export_with_a_dynamic_batch(impl, tmp_path):
         assert worst(program(x, u), eager) <= (1e-6 if impl == "auto" else 0.0)
 
 
-def test_auto_on_a_cpu_leaves_nothing_opaque_in_a_compiled_graph():
+@pytest.mark.parametrize(("impl", "opaque"), [("auto", 0), pytest.param("cpp", 1, marks=CPP.marks)])
+def test_auto_on_a_cpu_leaves_nothing_opaque_in_a_compiled_graph(impl, opaque):
     def nodes(impl):
         torch._dynamo.reset()
         seen = []
@@ -154,8 +147,7 @@ def test_auto_on_a_cpu_leaves_nothing_opaque_in_a_compiled_graph():
         torch.compile(lambda x, u: sphere_step(x, u, impl=impl), fullgraph=True, backend=look)(x, u)
         return [name for name in seen if "geonorm" in name]
 
-    assert nodes("auto") == []
-    assert len(nodes("op")) == 1
+    assert len(nodes(impl)) == opaque
 
 
 # --- the choice -----------------------------------------------------------------------------------------------------
@@ -165,8 +157,8 @@ def test_which(monkeypatch):
     monkeypatch.setenv("GEONORM_CPP", "0")
     x = torch.ones(2, 4)
     assert which(x) == "autograd"
-    assert which(x, "op") == "op"
-    assert set(IMPLEMENTATIONS) == {"reference", "autograd", "op", "triton", "cpp"}
+    assert which(x, "reference") == "reference"
+    assert set(IMPLEMENTATIONS) == {"reference", "autograd", "triton", "cpp"}
 
 
 def test_triton_that_cannot_run_is_named_with_the_remedy(monkeypatch):

@@ -10,7 +10,6 @@ import torch
 
 import mp_step
 from geonorm import geometry, sphere_step
-from geonorm.ops import autograd
 from step_tools import (
     IMPLS,
     K1_ROWS,
@@ -134,14 +133,18 @@ def test_scaling_by_a_power_of_two_changes_no_bit(power, impl):
         assert torch.equal(one, other)
 
 
+@both
+@pytest.mark.parametrize("size", [1e25, 1e-25])
 @pytest.mark.parametrize("radius", [None, 3.0])
-def test_the_short_way_without_scaling_gives_the_same_bits(radius, monkeypatch):
+def test_a_row_far_out_of_range_changes_no_bit_of_the_others(radius, size, impl):
+    """Where any row's squares leave the dtype every row is scaled; that must not show."""
     x, u, g = (rows(40, 33, dtype=torch.float32, grad=False) * 10 for _ in range(3))
-    short = step_and_gradients(x, u, 0.8, g, radius=radius, impl="autograd")
-    monkeypatch.setattr(autograd, "_in_range", lambda *_: False)
-    scaled = step_and_gradients(x, u, 0.8, g, radius=radius, impl="autograd")
-    for one, other in zip(short, scaled, strict=True):
-        assert torch.equal(one, other)
+    short = step_and_gradients(x, u, 0.8, g, radius=radius, impl=impl)
+    far = torch.full((1, 33), size)
+    x, u, g = torch.cat([x, far]), torch.cat([u, far.cumsum(-1)]), torch.cat([g, torch.zeros(1, 33)])
+    scaled = step_and_gradients(x, u, 0.8, g, radius=radius, impl=impl)
+    for one, other in zip(short[:3], scaled[:3], strict=True):
+        assert torch.equal(one, other[:40])
 
 
 # --- dtypes ---------------------------------------------------------------------------------------------------------

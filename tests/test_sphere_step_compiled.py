@@ -8,7 +8,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from geonorm import geometry, sphere_step
 from geonorm.ops import which
-from step_tools import CPP, K1_ROWS, check_extreme_rows, check_radius_along_the_row, in_double, rows, step_and_gradients
+from step_tools import (
+    CPP,
+    K1_ROWS,
+    TRITON,
+    check_extreme_rows,
+    check_radius_along_the_row,
+    in_double,
+    rows,
+    step_and_gradients,
+)
 from tolerances import spacing, step_bound, worst
 
 
@@ -75,7 +84,7 @@ def test_the_radius_holds_however_far_u_lies_along_the_row(dtype, step):
     check_radius_along_the_row(step, dtype, 64)
 
 
-@pytest.mark.parametrize("impl", ["auto", "autograd", "op", CPP, "reference"])
+@pytest.mark.parametrize("impl", ["auto", "autograd", CPP, TRITON, "reference"])
 def test_tensors_without_data(impl):
     with FakeTensorMode():
         x, u, alpha = (torch.empty(*shape, requires_grad=True) for shape in ((3, 8), (3, 8), (1,)))

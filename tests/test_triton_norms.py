@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
+from benchmarks.norms import add_rms_norm, scaled_add_rms_norm
 
 import step_tools
 from geonorm import UserError
-from geonorm.ops import add_rms_norm, scaled_add_rms_norm
 from tolerances import EPS, REDUCED, spacing, step_bound, worst
 from triton_tools import DEVICE, as_on_a_gpu, walks
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from geonorm import geometry
+from geonorm.ops.reference import arithmetic_dtype
 
 
 class _Rows(NamedTuple):
@@ -55,10 +56,14 @@ def _stored(value: Tensor) -> Tensor:
     return value.contiguous().as_strided(value.shape, strides)
 
 
+def is_plain_on_cpu(x: Tensor) -> bool:
+    """Whether numbers may be read back: that stalls a GPU, breaks a compiled graph, fails on a tensor without data."""
+    return not torch.compiler.is_compiling() and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
 def _rows(x: Tensor, u: Tensor) -> _Rows:
     dtype, on_cpu, compiling = arithmetic_dtype(x, u), x.device.type == "cpu", torch.compiler.is_compiling()
-    # Reading numbers back stalls a GPU, breaks a compiled graph, and fails on a tensor without data.
-    readable = on_cpu and not compiling and type(x) in (Tensor, torch.nn.Parameter)
+    readable = is_plain_on_cpu(x)
     if readable:
         rows = _plain_rows(x.to(dtype), u.to(dtype), None, readable)
         if _in_range(rows, dtype):
@@ -238,11 +243,6 @@ class _SphereStep(torch.autograd.Function):
         alpha = rest[0] if rest else ctx.alpha
         options = (ctx.retraction, ctx.max_angle, ctx.radius)
         return (*step_backward(grads[0], x, u, alpha, *options, ctx.needs_input_grad[:3]), None, None, None)
-
-
-def arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
-    """The dtype that the step computes in: float64 where an input is, else float32."""
-    return torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
 
 
 def _as_scalar(alpha: Tensor | float, dtype: torch.dtype) -> Tensor | float:

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geonorm.compat import constant_to_compilers
 from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import check_rows, retraction_exponent
-from geonorm.ops.autograd import arithmetic_dtype, sphere_step_autograd
+from geonorm.ops import cpp
+from geonorm.ops.autograd import is_plain_on_cpu, sphere_step_autograd
 from geonorm.ops.availability import why_not_triton
-from geonorm.ops.cpp import build_cpu, why_not_cpp
-from geonorm.ops.reference import sphere_step_reference
-from geonorm.ops.registered import sphere_step_cpp, sphere_step_op, sphere_step_triton
+from geonorm.ops.reference import arithmetic_dtype, sphere_step_reference
+from geonorm.ops.registered import sphere_step_cpp, sphere_step_triton
 from geonorm.ops.transforms import needs_composition
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": sphere_step_reference,
     "autograd": sphere_step_autograd,
-    "op": sphere_step_op,
     "triton": sphere_step_triton,
     "cpp": sphere_step_cpp,
 }
@@ -29,10 +29,11 @@ def which(x: Tensor, impl: str = "auto") -> str:
     """Name of the implementation that :func:`sphere_step` uses for two tensors like x.
 
     ``"auto"`` is ``"triton"`` for a tensor on a GPU where triton is installed, ``"cpp"`` on a CPU in eager mode where
-    the C++ kernels have been built (:func:`geonorm.ops.build_cpu`), and ``"autograd"`` everywhere else.
-    :func:`why_not` says what keeps a kernel from being taken. Under ``torch.compile`` on a CPU it is always
-    ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours. Inside a transform of
-    ``torch.func``, and for tensors that carry a forward tangent, the plain composition stands in for all of them.
+    the C++ kernels were built when this process first asked (or see :func:`geonorm.ops.ensure_cpu_kernels`), and
+    ``"autograd"`` everywhere else. :func:`why_not` says what keeps a kernel from being taken. Under ``torch.compile``
+    on a CPU it is always ``"autograd"``: the compiler sees into the analytic function and fuses it with its neighbours.
+    Inside a transform of ``torch.func``, and for tensors that carry a forward tangent, the plain composition stands in
+    for all of them.
 
     Raises:
         UserError: unknown implementation, or one that cannot run here.
@@ -47,31 +48,25 @@ def why_not(x: Tensor) -> str | None:
 
 def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type == "cpu":
-        return None if _cpp_is_ready() else f"no C++ kernels: {why_not_cpp()}"
+        reason = cpp.why_not_cpp()
+        return None if reason is None else f"no C++ kernels: {reason}"
     reason = why_not_triton(device, dtype)
     return None if reason is None and device.type == "cuda" else f"no Triton kernels: {reason}"
 
 
-def _cpp_is_ready() -> bool:
-    return why_not_cpp() is None
-
-
-def _build() -> bool:
-    build_cpu()
+# Compilers are not to trace into files and locks.
+@constant_to_compilers
+def _load_cpp() -> bool:
+    cpp.load_or_build()
     return True
-
-
-# Compilers take what these return for a constant instead of tracing into files and locks. That is all that
-# torch.compiler.assume_constant_result does, but using it imports the whole compiler, and triton, with geonorm.
-for _function in (_cpp_is_ready, _build):
-    _function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _choose(device: torch.device, dtype: torch.dtype, impl: str) -> str:
     if impl == "auto":
         if device.type == "cuda" and why_not_triton(device, dtype) is None:
             return "triton"
-        return "cpp" if device.type == "cpu" and not torch.compiler.is_compiling() and _cpp_is_ready() else "autograd"
+        eager_cpu = device.type == "cpu" and not torch.compiler.is_compiling()
+        return "cpp" if eager_cpu and cpp.why_not_cpp() is None else "autograd"
     if impl not in list(IMPLEMENTATIONS):
         raise unknown("implementation", impl, [*IMPLEMENTATIONS, "auto"])
     if impl == "triton" and (reason := why_not_triton(device, dtype)) is not None:
@@ -107,12 +102,11 @@ def sphere_step(
         radius: length of every row of the result; None keeps the length of x. Give it where many steps follow each
             other in a narrow dtype: rounding makes the length of a bfloat16 row wander, and this brings it back.
         impl: ``"auto"`` (see :func:`which`), ``"reference"`` (plain composition), ``"autograd"`` (analytic backward,
-            saves x and u only), ``"op"`` (the same behind one registered operation, which compilers leave whole),
-            ``"triton"`` (the registered operation over fused kernels, for a GPU) or ``"cpp"`` (C++ kernels for a CPU,
-            built at the first call if they are not there; see :func:`geonorm.ops.build_cpu`). With each of them,
-            derivatives of any order in either mode are right: inside a transform of ``torch.func`` and where an input
-            carries a forward tangent the composition is taken, and a backward that is to be differentiated again
-            (``create_graph=True``) is made of torch's functions.
+            saves x and u only), ``"triton"`` (fused kernels for a GPU) or ``"cpp"`` (C++ kernels for a CPU, built at
+            the first call if they are not there). With each of them, derivatives of any order in either mode are
+            right: inside a transform of ``torch.func`` and where an input carries a forward tangent the composition is
+            taken, and a backward that is to be differentiated again (``create_graph=True``) is made of torch's
+            functions.
 
     Returns:
         ``[..., d]`` in x's dtype. The arithmetic inside is float32, or float64 when an input is. ``alpha |u|/|x|``
@@ -138,7 +132,9 @@ def sphere_step(
         alpha = check_positive("alpha", alpha)
     chosen = _choose(x.device, arithmetic_dtype(x, u), impl)
     if impl == "cpp":
-        _build()
+        _load_cpp()
+    if impl == "auto" and chosen == "autograd" and is_plain_on_cpu(x):
+        cpp.ensure_begun()
     if needs_composition(x, u, alpha):
         chosen = "reference"
     return IMPLEMENTATIONS[chosen](x, u, alpha, retraction, max_angle, radius)

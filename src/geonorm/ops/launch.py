@@ -27,7 +27,7 @@ MOST_WARPS = 16 if torch.version.hip else 32
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-def _rows(value: Tensor) -> Tensor:
+def as_rows(value: Tensor) -> Tensor:
     """View of shape [rows, d] with neighbouring entries in a row; a copy only where no such view exists."""
     rows = value.reshape(-1, value.shape[-1])
     return rows if rows.shape[-1] < 2 or rows.stride(-1) == 1 else rows.contiguous()
@@ -38,11 +38,13 @@ def _beside(alpha: Tensor | float, x: Tensor) -> Tensor:
     return alpha.to(x.device) if isinstance(alpha, Tensor) else x
 
 
-def _empty(like: Tensor) -> Tensor:
+def empty_like(like: Tensor) -> Tensor:
+    """As torch's, but contiguous whatever the layout."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def _tile(num_rows: int, dim: int, limit: int) -> dict[str, Any]:
+def tile_of(num_rows: int, dim: int, limit: int) -> dict[str, Any]:
+    """What a kernel is compiled for: rows and entries of a tile, whether a row of more than ``limit`` is walked."""
     block = 1 << max(dim - 1, 0).bit_length()
     looped = block > limit
     if looped:
@@ -52,7 +54,12 @@ def _tile(num_rows: int, dim: int, limit: int) -> dict[str, Any]:
     return {"LOOPED": looped, "ROWS": rows, "BLOCK": block, "num_warps": warps}
 
 
-def _start(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constants: Any) -> None:
+def start(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Start so many programs of a kernel on the device of a tensor.
+
+    Raises:
+        UserError: the tensor is on a CPU, and triton was imported without being asked to interpret.
+    """
     if not like.is_cuda and not kernels.INTERPRETED:
         raise UserError("set TRITON_INTERPRET=1 before Python starts: triton is loaded and compiles for a GPU only")
     with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
@@ -89,13 +96,13 @@ def step_forward(
     x: Tensor, u: Tensor, alpha: Tensor | float, p: float, max_angle: float | None, radius: float | None
 ) -> Tensor:
     """Value of the step, contiguous, in x's dtype. Shapes ``[..., d]``; any of the 16 and 32 bit float dtypes."""
-    y = _empty(x)
+    y = empty_like(x)
     if x.numel() == 0:
         return y
-    rows_x, rows_u = _rows(x), _rows(u)
+    rows_x, rows_u = as_rows(x), as_rows(u)
     (num_rows, dim), (numbers, kinds) = rows_x.shape, _options(x, alpha, p, max_angle, radius)
-    tile = _tile(num_rows, dim, FORWARD_LIMIT)
-    _start(
+    tile = tile_of(num_rows, dim, FORWARD_LIMIT)
+    start(
         kernels.step_forward, -(-num_rows // tile["ROWS"]), x,
         rows_x, rows_u, y, _beside(alpha, x), num_rows, dim, rows_x.stride(0),
         rows_u.stride(0), *numbers, **kinds, **tile,
@@ -115,15 +122,15 @@ def step_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients by x, u and alpha, contiguous, in their dtypes; None where ``needs`` is false."""
     need_alpha = isinstance(alpha, Tensor) and needs[2]
-    grad_x, grad_u = (_empty(like) if need else None for like, need in zip((x, u), needs[:2], strict=True))
+    grad_x, grad_u = (empty_like(like) if need else None for like, need in zip((x, u), needs[:2], strict=True))
     num_rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
     per_row = x.new_empty(num_rows, dtype=torch.float32) if need_alpha else None
     if num_rows and (grad_x is not None or grad_u is not None or need_alpha):
-        rows_g, rows_x, rows_u = _rows(g), _rows(x), _rows(u)
+        rows_g, rows_x, rows_u = as_rows(g), as_rows(x), as_rows(u)
         numbers, kinds = _options(x, alpha, p, max_angle, radius)
-        tile = _tile(num_rows, x.shape[-1], BACKWARD_LIMIT)
+        tile = tile_of(num_rows, x.shape[-1], BACKWARD_LIMIT)
         outputs = (rows_x if value is None else value for value in (grad_x, grad_u, per_row))
-        _start(
+        start(
             kernels.step_backward, -(-num_rows // tile["ROWS"]), x,
             rows_g, rows_x, rows_u, _beside(alpha, x), *outputs, num_rows, x.shape[-1],
             rows_g.stride(0), rows_x.stride(0), rows_u.stride(0), *numbers,
@@ -133,58 +140,3 @@ def step_backward(
     if per_row is not None and isinstance(alpha, Tensor):
         grad_alpha = per_row.sum().to(alpha).reshape(alpha.shape)
     return grad_x, grad_u, grad_alpha
-
-
-def norm_forward(
-    x: Tensor, u: Tensor, weight: Tensor, alpha: float, eps: float, with_sum: bool
-) -> tuple[Tensor | None, Tensor]:
-    """RMSNorm of ``alpha x + u`` with a gain, and the sum (rounded to x's dtype, then normalised) where asked for."""
-    y, total = _empty(x), _empty(x) if with_sum else None
-    if x.numel() == 0:
-        return total, y
-    rows_x, rows_u = _rows(x), _rows(u)
-    num_rows, dim = rows_x.shape
-    tile = _tile(num_rows, dim, FORWARD_LIMIT)
-    _start(
-        kernels.norm_forward, -(-num_rows // tile["ROWS"]), x,
-        rows_x, rows_u, weight.contiguous(), y if total is None else total, y, num_rows, dim, rows_x.stride(0),
-        rows_u.stride(0), float(alpha), float(eps), SUM=with_sum, **tile,
-    )  # fmt: skip
-    return total, y
-
-
-def norm_backward(
-    g: Tensor,
-    g_sum: Tensor | None,
-    x: Tensor,
-    u: Tensor | None,
-    weight: Tensor,
-    alpha: float,
-    eps: float,
-    apart: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients by x, by u and by the gain (summed in float32); x holds the sum itself where u is None.
-
-    The first two are the same tensor, in u's dtype, unless they are told ``apart``, which needs u.
-    """
-    grad_u = _empty(x if u is None else u)
-    grad_x = _empty(x) if apart else grad_u
-    if x.numel() == 0:
-        return grad_x, grad_u, torch.zeros_like(weight) if need_weight else None
-    rows_g, rows_x = _rows(g), _rows(x)
-    rows_u = rows_x if u is None else _rows(u)
-    rows_g_sum = rows_g if g_sum is None else _rows(g_sum)
-    num_rows, dim = rows_x.shape
-    tile = _tile(num_rows, dim, BACKWARD_LIMIT)
-    num_tiles = -(-num_rows // tile["ROWS"])
-    wide = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    programs = min(num_tiles, wide)
-    partial = x.new_zeros((programs, dim) if need_weight else (1,), dtype=torch.float32)
-    _start(
-        kernels.norm_backward, programs, x,
-        rows_g, rows_g_sum, rows_x, rows_u, weight.contiguous(), grad_u, grad_x, partial, num_rows, num_tiles, dim,
-        rows_g.stride(0), rows_g_sum.stride(0), rows_x.stride(0), rows_u.stride(0), float(alpha), float(eps),
-        ADD=u is not None, SUM=g_sum is not None, SCALED=apart, WEIGHT=need_weight, **tile,
-    )  # fmt: skip
-    return grad_x, grad_u, partial.sum(0).to(weight.dtype).reshape(weight.shape) if need_weight else None

@@ -8,6 +8,11 @@ from torch import Tensor
 from geonorm import geometry
 
 
+def arithmetic_dtype(x: Tensor, u: Tensor) -> torch.dtype:
+    """The dtype that the step computes in: float64 where an input is, else float32."""
+    return torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
+
+
 def sphere_step_reference(
     x: Tensor,
     u: Tensor,
@@ -20,7 +25,7 @@ def sphere_step_reference(
 
     x and u are ``[..., d]``; arithmetic is float32 at least; the result has x's dtype.
     """
-    dtype = torch.promote_types(torch.promote_types(x.dtype, u.dtype), torch.float32)
+    dtype = arithmetic_dtype(x, u)
     point, update = x.to(dtype), u.to(dtype)
     if isinstance(alpha, Tensor):
         alpha = alpha.to(dtype).reshape(())

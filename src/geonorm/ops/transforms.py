@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from geonorm.compat import in_transform
+
 
 def needs_composition(*values: Any) -> bool:
     """True inside a transform of ``torch.func`` (grad, jvp, vmap, ...) and where a tensor carries a forward tangent.
@@ -15,7 +17,7 @@ def needs_composition(*values: Any) -> bool:
     A registered operation would drop the tangent without a word, and PyTorch would hand it the rows of a batch one by
     one.
     """
-    return _in_transform() or (not torch.compiler.is_compiling() and has_tangent(*values))
+    return in_transform() or (not torch.compiler.is_compiling() and has_tangent(*values))
 
 
 def has_tangent(*values: Any) -> bool:
@@ -34,12 +36,4 @@ def refuse_tangents(name: str, *values: Any) -> None:
     except RuntimeError:  # In a compiled graph PyTorch cannot take a tensor apart there.
         found = True
     if found:
-        raise RuntimeError(f"an operation below geonorm.{name} has no forward-mode derivative; geonorm.{name} has")
-
-
-def _in_transform() -> bool:
-    return torch._C._are_functorch_transforms_active()
-
-
-# Compilers take what it returns for a constant: they enter the transforms themselves while they trace.
-_in_transform._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+        raise RuntimeError(f"an operation below {name} has no forward-mode derivative; {name} has")

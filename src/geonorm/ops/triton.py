@@ -1,4 +1,4 @@
-"""Triton kernels: the step, and the fused add and RMSNorm that it is compared with. The only file that imports triton.
+"""The Triton kernels of the step. The only file of geonorm that imports triton.
 
 A program handles a tile of ``ROWS x BLOCK`` entries. Where a row fits in a tile every input is read once; a wider row
 (``LOOPED``, one row a program) is walked block by block, two or three times, and stays in the cache in between.
@@ -19,38 +19,38 @@ EXPONENTIAL = tl.constexpr(0)
 PROJECTION = tl.constexpr(1)
 CAYLEY = tl.constexpr(2)
 GENERAL = tl.constexpr(3)
-# Exponent field of the smallest float32 power of two that a row is divided by. In a norm eps bounds it from below, and
-# eps over its square must not overflow.
+# Exponent field of the smallest float32 power of two that a row is divided by.
 ANY_SIZE = tl.constexpr(1)
-NORM_SIZE = tl.constexpr(127 - 40)
 # As in geometry.is_long.
 PROJECT_AGAIN_ABOVE = tl.constexpr(4.0)
 
 
 @triton.jit
-def _load(ptr, rows, row_stride, cols, mask):
-    # 64 bits: rows x stride passes 2^31 in a batch of a few million tokens.
+def load(ptr, rows, row_stride, cols, mask):
+    """Entries in float32. Offsets have 64 bits: rows x stride passes 2^31 in a batch of a few million tokens."""
     return tl.load(ptr + rows.to(tl.int64) * row_stride + cols, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store(ptr, rows, row_stride, cols, value, mask):
+def store(ptr, rows, row_stride, cols, value, mask):
+    """As :func:`load`, in the dtype of the tensor."""
     tl.store(ptr + rows.to(tl.int64) * row_stride + cols, value.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _sum(x):
+def row_sum(x):
+    """One number a row of the tile."""
     return tl.sum(x, axis=1, keep_dims=True)
 
 
 @triton.jit
-def _divide(a, b):
-    # Correctly rounded: the plain operator is an approximation on a GPU, and these are a few numbers a row.
+def divide(a, b):
+    """Correctly rounded: the plain operator is an approximation on a GPU, and these are a few numbers a row."""
     return tl.math.div_rn(a + tl.zeros_like(b), b)
 
 
 @triton.jit
-def _power_of_two(largest, LOWEST: tl.constexpr):
+def power_of_two(largest, LOWEST: tl.constexpr):
     """Power of two near ``largest``, 1 for zero, and its inverse. Products with either are exact."""
     bits = largest.to(tl.int32, bitcast=True) & 0x7F800000
     bits = tl.minimum(tl.maximum(bits, LOWEST << 23), 253 << 23)
@@ -62,7 +62,7 @@ def _power_of_two(largest, LOWEST: tl.constexpr):
 def _atan(z):
     """Arc tangent for z >= 0: reduced to |z| <= tan(pi/8), then the minimax polynomial of Cephes' atanf."""
     far, middle = z > 2.414213562373095, z > 0.4142135623730950
-    reduced = tl.where(far, -_divide(1.0, tl.where(far, z, 1.0)), tl.where(middle, _divide(z - 1.0, z + 1.0), z))
+    reduced = tl.where(far, -divide(1.0, tl.where(far, z, 1.0)), tl.where(middle, divide(z - 1.0, z + 1.0), z))
     base = tl.where(far, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
     s = reduced * reduced
     series = ((8.05374449538e-2 * s - 1.38776856032e-1) * s + 1.99777106478e-1) * s - 3.33329491539e-1
@@ -79,7 +79,7 @@ def _sinc_slope(q, cos, sinc):
     series = series * z - 3.0 / 5040.0
     series = series * z + 2.0 / 120.0
     series = series * z - 1.0 / 6.0
-    return tl.where(q < 1.0, series, _divide(cos - sinc, 2.0 * tl.maximum(q, 1.0)))
+    return tl.where(q < 1.0, series, divide(cos - sinc, 2.0 * tl.maximum(q, 1.0)))
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _atan_ratio_slope(rho, ratio, speed):
     for i in tl.static_range(13):
         n = 13 - i
         series = series * z + (1 - 2 * (n % 2)) * n / (2 * n + 1)
-    return tl.where(rho < 0.2, series, _divide(speed - ratio, 2.0 * tl.maximum(rho, 0.2)))
+    return tl.where(rho < 0.2, series, divide(speed - ratio, 2.0 * tl.maximum(rho, 0.2)))
 
 
 @triton.jit
@@ -99,21 +99,21 @@ def _factors(q, p, cos_max, sin_max, q_max, KIND: tl.constexpr, CLAMP: tl.conste
     t = tl.math.sqrt_rn(q)
     far = tl.where(q > 0, t, 1.0)
     if KIND == PROJECTION:
-        cos = _divide(1.0, tl.math.sqrt_rn(1.0 + q))
+        cos = divide(1.0, tl.math.sqrt_rn(1.0 + q))
         sinr = cos
     elif KIND == CAYLEY:
-        sinr = _divide(1.0, 1.0 + 0.25 * q)
+        sinr = divide(1.0, 1.0 + 0.25 * q)
         cos = 2.0 * sinr - 1.0
     else:
         theta = t
         if KIND == GENERAL:
-            theta = p * _atan(_divide(t, p + 0.0 * t))
+            theta = p * _atan(divide(t, p + 0.0 * t))
         cos = tl.cos(theta)
-        sinr = tl.where(q > 0, _divide(tl.sin(theta), far), 1.0)
+        sinr = tl.where(q > 0, divide(tl.sin(theta), far), 1.0)
     if CLAMP:
         clamped = q > q_max
         cos = tl.where(clamped, cos_max, cos)
-        sinr = tl.where(clamped, _divide(sin_max, far), sinr)
+        sinr = tl.where(clamped, divide(sin_max, far), sinr)
     return cos, sinr
 
 
@@ -130,25 +130,25 @@ def _slopes(q, cos, sinr, p, q_max, KIND: tl.constexpr, CLAMP: tl.constexpr):
         cos_slope = -0.5 * sinr
         sin_slope = _sinc_slope(q, cos, sinr)
     else:
-        z = _divide(tl.math.sqrt_rn(q), p + 0.0 * q)
-        ratio = tl.where(z > 0, _divide(_atan(z), tl.where(z > 0, z, 1.0)), 1.0)
-        speed = _divide(1.0, 1.0 + z * z)
+        z = divide(tl.math.sqrt_rn(q), p + 0.0 * q)
+        ratio = tl.where(z > 0, divide(_atan(z), tl.where(z > 0, z, 1.0)), 1.0)
+        speed = divide(1.0, 1.0 + z * z)
         theta = p * _atan(z)
-        sinc = tl.where(theta > 0, _divide(tl.sin(theta), tl.where(theta > 0, theta, 1.0)), 1.0)
+        sinc = tl.where(theta > 0, divide(tl.sin(theta), tl.where(theta > 0, theta, 1.0)), 1.0)
         cos_slope = -0.5 * sinr * speed
-        bend = _divide(_atan_ratio_slope(z * z, ratio, speed) * sinc, p * p + 0.0 * q)
+        bend = divide(_atan_ratio_slope(z * z, ratio, speed) * sinc, p * p + 0.0 * q)
         sin_slope = bend + ratio * ratio * speed * _sinc_slope(theta * theta, tl.cos(theta), sinc)
     if CLAMP:
         clamped = q > q_max
         cos_slope = tl.where(clamped, 0.0, cos_slope)
-        sin_slope = tl.where(clamped, _divide(-0.5 * sinr, tl.where(clamped, q, 1.0)), sin_slope)
+        sin_slope = tl.where(clamped, divide(-0.5 * sinr, tl.where(clamped, q, 1.0)), sin_slope)
     return cos_slope, sin_slope
 
 
 @triton.jit
 def _safe_inverse(square):
     empty = square == 0.0
-    return tl.where(empty, 0.0, _divide(1.0, tl.where(empty, 1.0, square))), empty
+    return tl.where(empty, 0.0, divide(1.0, tl.where(empty, 1.0, square))), empty
 
 
 @triton.jit
@@ -158,24 +158,62 @@ def _left_along(ratio, v_x, inverse_square):
 
 
 @triton.jit
-def _walk(x_ptr, u_ptr, rows, inside, x_stride, u_stride, dim, BLOCK: tl.constexpr):
-    """Scale, <x,x> and <x,u> of a wide row in one walk: the sums are rescaled whenever a larger entry turns up."""
+def _held(x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask):
+    """A row that fits in a tile: x and v, scaled, and the numbers that they come down to."""
+    x = load(x_ptr, rows, x_stride, cols, mask)
+    scale, inverse = power_of_two(tl.max(tl.abs(x), axis=1, keep_dims=True), ANY_SIZE)
+    x = x * inverse
+    u = load(u_ptr, rows, u_stride, cols, mask) * inverse
+    inverse_square, empty = _safe_inverse(row_sum(x * x))
+    ratio = row_sum(x * u) * inverse_square
+    v = u - ratio * x
+    rest = _left_along(ratio, row_sum(v * x), inverse_square)
+    v = v - rest * x
+    return x, v, scale, inverse, inverse_square, empty, ratio, rest, row_sum(v * v)
+
+
+@triton.jit
+def _walked(
+    g_ptr, x_ptr, u_ptr, rows, inside, dim, g_stride, x_stride, u_stride, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The numbers of a wider row, in two walks; with GRADIENT also the sums of g's products with x and with v.
+
+    The first walk takes scale, <x,x> and <x,u>: the sums are rescaled whenever a larger entry turns up.
+    """
+    cols = tl.arange(0, BLOCK)[None, :]
     largest = tl.zeros_like(rows).to(tl.float32)
     square, dot = largest, largest
-    scale, inverse = _power_of_two(largest, ANY_SIZE)
+    scale, inverse = power_of_two(largest, ANY_SIZE)
     for start in range(0, dim, BLOCK):
-        cols = start + tl.arange(0, BLOCK)[None, :]
-        mask = inside & (cols < dim)
-        x = _load(x_ptr, rows, x_stride, cols, mask)
-        u = _load(u_ptr, rows, u_stride, cols, mask)
+        mask = inside & (start + cols < dim)
+        x = load(x_ptr, rows, x_stride, start + cols, mask)
+        u = load(u_ptr, rows, u_stride, start + cols, mask)
         largest = tl.maximum(largest, tl.max(tl.abs(x), axis=1, keep_dims=True))
-        new_scale, inverse = _power_of_two(largest, ANY_SIZE)
+        new_scale, inverse = power_of_two(largest, ANY_SIZE)
         change = scale * inverse
         scale = new_scale
         x = x * inverse
-        square = square * change * change + _sum(x * x)
-        dot = dot * change * change + _sum(x * (u * inverse))
-    return scale, inverse, square, dot
+        square = square * change * change + row_sum(x * x)
+        dot = dot * change * change + row_sum(x * (u * inverse))
+    inverse_square, empty = _safe_inverse(square)
+    ratio = dot * inverse_square
+    v_square = tl.zeros_like(square)
+    v_x = tl.zeros_like(square)
+    g_x = tl.zeros_like(square)
+    g_v = tl.zeros_like(square)
+    for start in range(0, dim, BLOCK):
+        mask = inside & (start + cols < dim)
+        x = load(x_ptr, rows, x_stride, start + cols, mask) * inverse
+        v = load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
+        v_square += row_sum(v * v)
+        v_x += row_sum(v * x)
+        if GRADIENT:
+            g = load(g_ptr, rows, g_stride, start + cols, mask)
+            g_x += row_sum(g * x)
+            g_v += row_sum(g * v)
+    rest = _left_along(ratio, v_x, inverse_square)
+    v_square = tl.maximum(v_square - rest * rest * square, 0.0)
+    return scale, inverse, inverse_square, empty, ratio, rest, v_square, g_x, g_v - rest * g_x
 
 
 @triton.jit
@@ -192,30 +230,13 @@ def step_forward(
     if HAS_ALPHA:
         alpha = tl.load(alpha_ptr).to(tl.float32)
     if LOOPED:
-        scale, inverse, square, dot = _walk(x_ptr, u_ptr, rows, inside, x_stride, u_stride, dim, BLOCK)
-        inverse_square, empty = _safe_inverse(square)
-        ratio = dot * inverse_square
-        v_square = tl.zeros_like(square)
-        v_x = tl.zeros_like(square)
-        for start in range(0, dim, BLOCK):
-            mask = inside & (start + cols < dim)
-            x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
-            v_square += _sum(v * v)
-            v_x += _sum(v * x)
-        rest = _left_along(ratio, v_x, inverse_square)
-        v_square = tl.maximum(v_square - rest * rest * square, 0.0)
+        scale, inverse, inverse_square, empty, ratio, rest, v_square, _, _ = _walked(
+            x_ptr, x_ptr, u_ptr, rows, inside, dim, x_stride, x_stride, u_stride, False, BLOCK
+        )
     else:
-        x = _load(x_ptr, rows, x_stride, cols, mask)
-        scale, inverse = _power_of_two(tl.max(tl.abs(x), axis=1, keep_dims=True), ANY_SIZE)
-        x = x * inverse
-        u = _load(u_ptr, rows, u_stride, cols, mask) * inverse
-        inverse_square, empty = _safe_inverse(_sum(x * x))
-        ratio = _sum(x * u) * inverse_square
-        v = u - ratio * x
-        rest = _left_along(ratio, _sum(v * x), inverse_square)
-        v = v - rest * x
-        v_square = _sum(v * v)
+        x, v, scale, inverse, inverse_square, empty, ratio, rest, v_square = _held(
+            x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask
+        )
     q = tl.where(empty, 0.0, alpha * alpha * v_square * inverse_square)
     cos, sinr = _factors(q, p, cos_max, sin_max, q_max, KIND, CLAMP)
     resize = scale
@@ -226,11 +247,11 @@ def step_forward(
     if LOOPED:
         for start in range(0, dim, BLOCK):
             mask = inside & (start + cols < dim)
-            x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
-            _store(y_ptr, rows, dim, start + cols, (cos * x + gain * v) * resize, mask)
+            x = load(x_ptr, rows, x_stride, start + cols, mask) * inverse
+            v = load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
+            store(y_ptr, rows, dim, start + cols, (cos * x + gain * v) * resize, mask)
     else:
-        _store(y_ptr, rows, dim, cols, (cos * x + gain * v) * resize, mask)
+        store(y_ptr, rows, dim, cols, (cos * x + gain * v) * resize, mask)
 
 
 @triton.jit
@@ -249,39 +270,17 @@ def step_backward(
     if HAS_ALPHA:
         alpha = tl.load(alpha_ptr).to(tl.float32)
     if LOOPED:
-        scale, inverse, square, dot = _walk(x_ptr, u_ptr, rows, inside, x_stride, u_stride, dim, BLOCK)
-        inverse_square, empty = _safe_inverse(square)
-        ratio = dot * inverse_square
-        v_square = tl.zeros_like(square)
-        v_x = tl.zeros_like(square)
-        g_x = tl.zeros_like(square)
-        g_v = tl.zeros_like(square)
-        for start in range(0, dim, BLOCK):
-            mask = inside & (start + cols < dim)
-            g = _load(g_ptr, rows, g_stride, start + cols, mask)
-            x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x
-            v_square += _sum(v * v)
-            v_x += _sum(v * x)
-            g_x += _sum(g * x)
-            g_v += _sum(g * v)
-        rest = _left_along(ratio, v_x, inverse_square)
-        v_square = tl.maximum(v_square - rest * rest * square, 0.0)
-        g_v -= rest * g_x
+        scale, inverse, inverse_square, empty, ratio, rest, v_square, g_x, g_v = _walked(
+            g_ptr, x_ptr, u_ptr, rows, inside, dim, g_stride, x_stride, u_stride, True, BLOCK
+        )
     else:
-        x = _load(x_ptr, rows, x_stride, cols, mask)
-        scale, inverse = _power_of_two(tl.max(tl.abs(x), axis=1, keep_dims=True), ANY_SIZE)
-        x = x * inverse
-        u = _load(u_ptr, rows, u_stride, cols, mask) * inverse
-        g = _load(g_ptr, rows, g_stride, cols, mask)
-        inverse_square, empty = _safe_inverse(_sum(x * x))
-        ratio = _sum(x * u) * inverse_square
-        v = u - ratio * x
-        rest = _left_along(ratio, _sum(v * x), inverse_square)
-        v = v - rest * x
-        v_square = _sum(v * v)
-        g_x = _sum(g * x)
-        g_v = _sum(g * v)
+        # First, so that it is on its way while the sums are taken.
+        g = load(g_ptr, rows, g_stride, cols, mask)
+        x, v, scale, inverse, inverse_square, empty, ratio, rest, v_square = _held(
+            x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask
+        )
+        g_x = row_sum(g * x)
+        g_v = row_sum(g * v)
     q = tl.where(empty, 0.0, alpha * alpha * v_square * inverse_square)
     cos, sinr = _factors(q, p, cos_max, sin_max, q_max, KIND, CLAMP)
     cos_slope, sin_slope = _slopes(q, cos, sinr, p, q_max, KIND, CLAMP)
@@ -306,140 +305,22 @@ def step_backward(
     if LOOPED:
         for start in range(0, dim, BLOCK):
             mask = inside & (start + cols < dim)
-            g = _load(g_ptr, rows, g_stride, start + cols, mask) * resize
-            x = _load(x_ptr, rows, x_stride, start + cols, mask) * inverse
-            v = _load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
+            g = load(g_ptr, rows, g_stride, start + cols, mask) * resize
+            x = load(x_ptr, rows, x_stride, start + cols, mask) * inverse
+            v = load(u_ptr, rows, u_stride, start + cols, mask) * inverse - ratio * x - rest * x
             grad_u = gain * g + across * v - along * x
             if NEED_U:
-                _store(grad_u_ptr, rows, dim, start + cols, grad_u, mask)
+                store(grad_u_ptr, rows, dim, start + cols, grad_u, mask)
             if NEED_X:
                 grad_x = cos * g - (ratio + rest) * grad_u - along * v - outward * x
-                _store(grad_x_ptr, rows, dim, start + cols, grad_x, mask)
+                store(grad_x_ptr, rows, dim, start + cols, grad_x, mask)
     else:
         g = g * resize
         grad_u = gain * g + across * v - along * x
         if NEED_U:
-            _store(grad_u_ptr, rows, dim, cols, grad_u, mask)
+            store(grad_u_ptr, rows, dim, cols, grad_u, mask)
         if NEED_X:
-            _store(grad_x_ptr, rows, dim, cols, cos * g - (ratio + rest) * grad_u - along * v - outward * x, mask)
-
-
-@triton.jit
-def _stream(x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask, alpha, y_ptr, ADD: tl.constexpr, ROUND: tl.constexpr):
-    """What is normalised: ``alpha x + u``, or x where it holds the sum already; rounded as it is stored."""
-    z = _load(x_ptr, rows, x_stride, cols, mask)
-    if ADD:
-        z = alpha * z + _load(u_ptr, rows, u_stride, cols, mask)
-    if ROUND:
-        z = z.to(y_ptr.dtype.element_ty).to(tl.float32)
-    return z
-
-
-@triton.jit
-def norm_forward(
-    x_ptr, u_ptr, weight_ptr, sum_ptr, y_ptr, num_rows, dim, x_stride, u_stride, alpha, eps,
-    SUM: tl.constexpr, LOOPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """RMSNorm of ``alpha x + u`` with a gain; stores the sum as well where SUM is set."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = rows < num_rows
-    cols = tl.arange(0, BLOCK)[None, :]
-    if LOOPED:
-        largest = tl.zeros_like(rows).to(tl.float32)
-        square = largest
-        scale, inverse = _power_of_two(largest, NORM_SIZE)
-        for start in range(0, dim, BLOCK):
-            mask = inside & (start + cols < dim)
-            z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, start + cols, mask, alpha, y_ptr, True, SUM)
-            largest = tl.maximum(largest, tl.max(tl.abs(z), axis=1, keep_dims=True))
-            new_scale, inverse = _power_of_two(largest, NORM_SIZE)
-            change = scale * inverse
-            scale = new_scale
-            z = z * inverse
-            square = square * change * change + _sum(z * z)
-    else:
-        mask = inside & (cols < dim)
-        z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask, alpha, y_ptr, True, SUM)
-        scale, inverse = _power_of_two(tl.max(tl.abs(z), axis=1, keep_dims=True), NORM_SIZE)
-        square = _sum(z * inverse * (z * inverse))
-    size = _divide(square, dim + tl.zeros_like(square)) + eps * inverse * inverse
-    factor = _divide(1.0, tl.math.sqrt_rn(size)) * inverse
-    for start in range(0, dim, BLOCK):
-        now = start + cols
-        mask = inside & (now < dim)
-        if LOOPED:
-            z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, now, mask, alpha, y_ptr, True, SUM)
-        if SUM:
-            _store(sum_ptr, rows, dim, now, z, mask)
-        weight = tl.load(weight_ptr + now, mask=now < dim, other=0.0).to(tl.float32)
-        _store(y_ptr, rows, dim, now, z * factor * weight, mask)
-
-
-@triton.jit
-def norm_backward(
-    g_ptr, g_sum_ptr, x_ptr, u_ptr, weight_ptr, grad_ptr, scaled_ptr, partial_ptr, num_rows, num_tiles, dim, g_stride,
-    g_sum_stride, x_stride, u_stride, alpha, eps,
-    ADD: tl.constexpr, SUM: tl.constexpr, SCALED: tl.constexpr, WEIGHT: tl.constexpr, LOOPED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Gradient by the sum, alpha times it where SCALED is set, and one part a program of the gradient by the gain."""
-    cols = tl.arange(0, BLOCK)[None, :]
-    program = tl.program_id(0)
-    gain_sum = tl.zeros([1, BLOCK], tl.float32)
-    for tile in range(program, num_tiles, tl.num_programs(0)):
-        rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = rows < num_rows
-        if LOOPED:
-            largest = tl.zeros_like(rows).to(tl.float32)
-            square, dot = largest, largest
-            scale, inverse = _power_of_two(largest, NORM_SIZE)
-            for start in range(0, dim, BLOCK):
-                now = start + cols
-                mask = inside & (now < dim)
-                z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, now, mask, alpha, g_ptr, ADD, False)
-                weight = tl.load(weight_ptr + now, mask=now < dim, other=0.0).to(tl.float32)
-                g = _load(g_ptr, rows, g_stride, now, mask)
-                largest = tl.maximum(largest, tl.max(tl.abs(z), axis=1, keep_dims=True))
-                new_scale, inverse = _power_of_two(largest, NORM_SIZE)
-                change = scale * inverse
-                scale = new_scale
-                square = square * change * change + _sum(z * inverse * (z * inverse))
-                dot = dot * change + _sum(g * weight * (z * inverse))
-        else:
-            mask = inside & (cols < dim)
-            z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, cols, mask, alpha, g_ptr, ADD, False)
-            weight = tl.load(weight_ptr + cols, mask=cols < dim, other=0.0).to(tl.float32)
-            g = _load(g_ptr, rows, g_stride, cols, mask)
-            scale, inverse = _power_of_two(tl.max(tl.abs(z), axis=1, keep_dims=True), NORM_SIZE)
-            square = _sum(z * inverse * (z * inverse))
-            dot = _sum(g * weight * (z * inverse))
-        size = _divide(square, dim + tl.zeros_like(square)) + eps * inverse * inverse
-        root = _divide(1.0, tl.math.sqrt_rn(size))
-        dot = _divide(dot * root, dim + tl.zeros_like(square))
-        for start in range(0, dim, BLOCK):
-            now = start + cols
-            mask = inside & (now < dim)
-            if LOOPED:
-                z = _stream(x_ptr, u_ptr, rows, x_stride, u_stride, now, mask, alpha, g_ptr, ADD, False)
-                weight = tl.load(weight_ptr + now, mask=now < dim, other=0.0).to(tl.float32)
-                g = _load(g_ptr, rows, g_stride, now, mask)
-            normed = z * inverse * root
-            grad = (g * weight - normed * dot) * (root * inverse)
-            if SUM:
-                grad += _load(g_sum_ptr, rows, g_sum_stride, now, mask)
-            _store(grad_ptr, rows, dim, now, grad, mask)
-            if SCALED:
-                _store(scaled_ptr, rows, dim, now, alpha * grad, mask)
-            if WEIGHT:
-                part = tl.sum(tl.where(mask, g * normed, 0.0), axis=0, keep_dims=True)
-                if LOOPED:
-                    place = partial_ptr + program.to(tl.int64) * dim + now
-                    tl.store(place, tl.load(place, mask=now < dim, other=0.0) + part, mask=now < dim)
-                    tl.debug_barrier()
-                else:
-                    gain_sum += part
-    if WEIGHT and not LOOPED:
-        tl.store(partial_ptr + program.to(tl.int64) * dim + cols, gain_sum, mask=cols < dim)
+            store(grad_x_ptr, rows, dim, cols, cos * g - (ratio + rest) * grad_u - along * v - outward * x, mask)
 
 
 # Decided by TRITON_INTERPRET, for triton's own functions when it was first imported, for these when this file was.

@@ -1,6 +1,7 @@
-"""Add and RMSNorm in one operation: what the other placements do between sub-layers, fused as the step is.
+"""Add and RMSNorm in one operation: what other placements do between sub-layers, fused as the step is on a GPU.
 
-A comparison of placements is fair only if none of them wins by having the better kernel.
+For benchmarks of the kernels alone. No model of geonorm takes these: there the other placements run PyTorch's own
+functions, and only ``torch.compile`` fuses both.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch.nn import functional
 
 from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import FLOAT_DTYPES, check_rows
-from geonorm.ops.autograd import arithmetic_dtype
 from geonorm.ops.availability import why_not_triton
+from geonorm.ops.reference import arithmetic_dtype
 from geonorm.ops.transforms import needs_composition, refuse_tangents
 
 NORM_IMPLEMENTATIONS = ("reference", "triton")
@@ -98,10 +99,10 @@ def _like(value: Tensor) -> Tensor:
     schema="(Tensor x, Tensor u, Tensor weight, float eps) -> (Tensor, Tensor)",
 )
 def _add_rms_norm(x: Tensor, u: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    from geonorm.ops import launch
+    from benchmarks import norm_kernels
 
-    refuse_tangents("ops.add_rms_norm", x, u, weight)
-    total, y = launch.norm_forward(x, u, weight, 1.0, eps, with_sum=True)
+    refuse_tangents("add_rms_norm", x, u, weight)
+    total, y = norm_kernels.launch_forward(x, u, weight, 1.0, eps, with_sum=True)
     assert total is not None
     return total, y
 
@@ -117,10 +118,10 @@ def _(x: Tensor, u: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]
     schema="(Tensor x, Tensor u, Tensor weight, float alpha, float eps) -> Tensor",
 )
 def _scaled_add_rms_norm(x: Tensor, u: Tensor, weight: Tensor, alpha: float, eps: float) -> Tensor:
-    from geonorm.ops import launch
+    from benchmarks import norm_kernels
 
-    refuse_tangents("ops.scaled_add_rms_norm", x, u, weight)
-    return launch.norm_forward(x, u, weight, alpha, eps, with_sum=False)[1]
+    refuse_tangents("scaled_add_rms_norm", x, u, weight)
+    return norm_kernels.launch_forward(x, u, weight, alpha, eps, with_sum=False)[1]
 
 
 @_scaled_add_rms_norm.register_fake
@@ -146,10 +147,10 @@ def _backward_op(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by u, by x where they are told apart (else empty) and by the gain (empty if not needed)."""
-    from geonorm.ops import launch
+    from benchmarks import norm_kernels
 
-    refuse_tangents("ops.add_rms_norm", g, g_sum, x, u, weight)
-    by_x, by_sum, by_weight = launch.norm_backward(g, g_sum, x, u, weight, alpha, eps, apart, need_weight)
+    refuse_tangents("add_rms_norm", g, g_sum, x, u, weight)
+    by_x, by_sum, by_weight = norm_kernels.launch_backward(g, g_sum, x, u, weight, alpha, eps, apart, need_weight)
     return by_sum, x.new_empty(0) if by_x is by_sum else by_x, x.new_empty(0) if by_weight is None else by_weight
 
 
