@@ -11,11 +11,9 @@ import pytest
 
 from geonorm import UserError
 from geonorm.cli import main
-from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
-from geonorm.evaluation.config import EvalConfig, GenerateConfig
 from geonorm.experiments.config import CompareConfig
-from geonorm.inspection.config import InspectConfig
+from geonorm.model_options import ConvertConfig, EvalConfig, GenerateConfig, InspectConfig
 from geonorm.ranges import Count, Number, check_ranges, ranges
 from geonorm.training.config import RunConfig
 from geonorm.training.recipe import load

@@ -42,7 +42,7 @@ def write_inspection(out: Path, results: dict[str, Any]) -> Path:
 
     Args:
         out: the folder.
-        results: what :func:`geonorm.inspection.run.run` returns.
+        results: what :func:`geonorm.inspection.inspect_command.inspect_models` returns.
 
     Returns:
         the path of the page.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from geonorm.inspection.config import InspectConfig
-from geonorm.inspection.run import RESULTS, run
+from geonorm.inspection.inspect_command import RESULTS, inspect_models
+from geonorm.model_options import InspectConfig
 from geonorm.report.inspection.html import write_inspection
 from geonorm.report.inspection.table import inspection_tables
 from geonorm.report.inspection.words import describe_inspection, text_words
@@ -15,7 +15,7 @@ def inspect_and_report(config: InspectConfig) -> int:
     """Inspect, report, and return the exit code.
 
     Raises:
-        UserError: what :func:`geonorm.inspection.run.run` raises.
+        UserError: what :func:`geonorm.inspection.inspect_command.inspect_models` raises.
     """
     console = Console()
 
@@ -23,7 +23,7 @@ def inspect_and_report(config: InspectConfig) -> int:
         # Names and paths are the user's: no markup in them, and no line break that a copy would keep.
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    results = run(config, console)
+    results = inspect_models(config, console)
     page = write_inspection(config.out, results)
     for table in inspection_tables(results):
         console.print(table)

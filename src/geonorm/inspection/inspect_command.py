@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
-import math
-import platform
-import shlex
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-import geonorm
 from geonorm.errors import UserError, check_count, check_folder_path
-from geonorm.inspection.config import InspectConfig
 from geonorm.inspection.laws import LawFits
-from geonorm.inspection.measure import QUANTITIES, Inspection, inspect_model
-from geonorm.inspection.text import Text, TokenWindows, make_windows, read_text
-from geonorm.models.load import load_model
+from geonorm.inspection.measure import Inspection, inspect_model
+from geonorm.inspection.sample_text import Text, TokenWindows, make_windows, read_text
+from geonorm.model_options import InspectConfig
+from geonorm.models.loading import load_model
 from geonorm.models.source import check_source
-from geonorm.ops import which
-from geonorm.storage import write_json
+from geonorm.models.tokens import check_length
+from geonorm.progress_bar import ProgressBar
+from geonorm.provenance import command_line, environment
+from geonorm.ranges import check_ranges
+from geonorm.storage import read_json, write_json
 
 RESULTS = "inspection.json"
 FORMAT = 1
 DEFAULT_LENGTH = 512
 
 
-def run(config: InspectConfig, console: Console) -> dict[str, Any]:
+def inspect_models(config: InspectConfig, console: Console) -> dict[str, Any]:
     """Inspect every model and write ``inspection.json``.
 
     Returns:
-        what the file holds; ``docs/unification.md`` describes it.
+        What the file holds; ``docs/unification.md`` describes it.
 
     Raises:
         UserError: an option out of range, a folder that holds something already, a model or text that cannot be read.
             Everything that can be checked without a model is checked before the first one is loaded.
     """
-    for name, least in (("windows", 1), ("skip_first", 0)):
-        check_count(name, getattr(config, name), least)
+    check_ranges(config)
     if config.length is not None:
         check_count("length", config.length, config.skip_first + 2)
     check_folder(config.out, config.overwrite)
@@ -50,27 +44,20 @@ def run(config: InspectConfig, console: Console) -> dict[str, Any]:
     for source in config.models:
         check_source(source)
     text = read_text(config.text, config.text_column)
-    for note in text.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    models = []
-    for source, name in zip(config.models, names, strict=True):
-        if console.is_terminal:
-            with console.status(f"inspecting {name}", spinner="line"):
-                models.append(_inspect_source(source, name, text, config))
-        else:
-            console.print(f"inspecting {name}", markup=False, highlight=False, soft_wrap=True)
-            models.append(_inspect_source(source, name, text, config))
+    with ProgressBar(console) as bar:
+        for note in text.notes:
+            bar.say(note)
+        models = [_inspect(*pair, text, config, bar) for pair in zip(config.models, names, strict=True)]
     results = {
         "format": FORMAT,
-        "text": {
-            "name": text.name, "characters": len(text.text), "cut": text.cut, "sha256": text.digest,
+        "text": {"name": text.name, "characters": len(text.text), "cut": text.cut, "sha256": text.digest},
+        "settings": {
+            name: getattr(config, name) for name in ("windows", "length", "skip_first", "special_tokens", "gradients")
         },
-        "settings": {"windows": config.windows, "length": config.length, "skip_first": config.skip_first,
-                     "special_tokens": config.special_tokens, "gradients": config.gradients},
         "models": models,
-        "command": command_line(config),
-        "environment": _environment(config.device),
-    }  # fmt: skip
+        "command": command_line("inspect", config, positional=["models"], without=["overwrite"]),
+        "environment": environment(config.device),
+    }
     config.out.mkdir(parents=True, exist_ok=True)
     write_json(config.out / RESULTS, results)
     return results
@@ -85,10 +72,7 @@ def check_folder(out: Path, overwrite: bool) -> None:
     check_folder_path("out", out)
     if not out.exists() or not any(out.iterdir()):
         return
-    try:
-        found = json.loads((out / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
+    found = read_json(out / RESULTS)
     if not isinstance(found, dict) or not {"format", "models", "text"} <= set(found):
         raise UserError(f"`out` {out} holds files that are no inspection; name another folder")
     if not overwrite:
@@ -116,31 +100,20 @@ def model_names(sources: tuple[str, ...]) -> list[str]:
     return names
 
 
-def command_line(config: InspectConfig) -> str:
-    """The command with what differs from the defaults."""
-    words = ["geonorm", "inspect", *config.models]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("models", "overwrite") or value == field.default:
-            continue
-        flag = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return shlex.join(words)
-
-
-def _inspect_source(source: str, name: str, text: Text, config: InspectConfig) -> dict[str, Any]:
+def _inspect(source: str, name: str, text: Text, config: InspectConfig, bar: ProgressBar) -> dict[str, Any]:
+    what = f"inspecting {name}"
+    if not bar.console.is_terminal:
+        bar.say(what)
+    bar.begin(what)
     model, tokenizer = load_model(source, dtype=config.dtype, device=config.device)
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
-    length = config.length or int(min(DEFAULT_LENGTH, limit))
-    if length > limit:
-        raise UserError(f"`length` {length} is more than the {limit} positions of {name}; give at most {limit}")
+    length = check_length(model, config.length, DEFAULT_LENGTH, name)
     windows = make_windows(
         text.text, tokenizer, num_windows=config.windows, length=length, special_tokens=config.special_tokens
     )
-    found = inspect_model(model, windows.ids, skip_first=config.skip_first, gradients=config.gradients)
+    bar.begin(what, len(windows.ids), "windows")
+    found = inspect_model(
+        model, windows.ids, skip_first=config.skip_first, gradients=config.gradients, advance=bar.advance
+    )
     return {
         "name": name,
         "source": str(source),
@@ -169,17 +142,7 @@ def as_dict(found: Inspection, windows: TokenWindows) -> dict[str, Any]:
             "added_by_tokenizer": list(windows.added),
         },
         "loss": found.loss,
-        "sublayers": [
-            {
-                "layer": row.layer,
-                "sublayer": row.sublayer,
-                **{name: dataclasses.asdict(getattr(row, name)) for name in QUANTITIES},
-                "first_radius": row.first_radius,
-                "first_angle": row.first_angle,
-                "angle_with_first": row.angle_with_first,
-            }
-            for row in found.sublayers
-        ],
+        "sublayers": [dataclasses.asdict(row) for row in found.sublayers],
         "radius_end": dataclasses.asdict(found.radius_end),
         "gradient_norms": list(found.gradient_norms) if found.gradient_norms else None,
         "first_token_influence": found.first_token_influence,
@@ -189,19 +152,5 @@ def as_dict(found: Inspection, windows: TokenWindows) -> dict[str, Any]:
 
 
 def _law_dict(laws: dict[str, tuple[LawFits, LawFits]]) -> dict[str, Any]:
-    return {
-        series: {"all": dataclasses.asdict(every), "inner": dataclasses.asdict(inner)}
-        for series, (every, inner) in laws.items()
-    }
-
-
-def _environment(device: str) -> dict[str, str]:
-    return {
-        "geonorm": geonorm.__version__,
-        "torch": torch.__version__,
-        "step": which(torch.empty(1, 1, device=device)),
-        "transformers": metadata.version("transformers"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
+    names = ("all", "inner")
+    return {series: dict(zip(names, map(dataclasses.asdict, fits), strict=True)) for series, fits in laws.items()}

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from geonorm.errors import UserError, check_count, unknown
-from geonorm.models.adapter import Adapter
+from geonorm.models.adapter import ADAPTERS, Adapter, supported_families
 from geonorm.models.init import init_weights
-from geonorm.models.registry import ADAPTERS, supported_families
 
 
 @dataclasses.dataclass(frozen=True)

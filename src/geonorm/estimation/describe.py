@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from geonorm.data import Corpus
-from geonorm.sizing.estimate import RESERVE, Estimate, estimate, that_fit
-from geonorm.sizing.gpus import gpu
+from geonorm.estimation.estimate import RESERVE, Estimate, estimate, that_fit
+from geonorm.estimation.gpus import gpu
 from geonorm.training.recipe import load
 
 _CHANGED = ("parallel", "gradient_checkpointing", "accumulation")

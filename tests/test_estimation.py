@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm import UserError
 from geonorm.cli import main
+from geonorm.estimation.estimate import estimate, that_fit
+from geonorm.estimation.gpus import GPUS, gpu
 from geonorm.placements import available
-from geonorm.sizing.estimate import estimate, that_fit
-from geonorm.sizing.gpus import GPUS, gpu
 from geonorm.training.config import RunConfig
 from geonorm.training.evaluation import autocast, token_losses
 from geonorm.training.parallel import recompute_blocks

@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from geonorm.errors import UserError, check_count, check_positive
+from geonorm.estimation.dry_run import Saved, saved_bytes
+from geonorm.estimation.gpus import Gpu
 from geonorm.models import blocks
-from geonorm.sizing.dry_run import Saved, saved_bytes
-from geonorm.sizing.gpus import Gpu
 from geonorm.training.config import RunConfig
 from geonorm.training.setup import make_optimizer, shaped_model
 from geonorm.training.throughput import flops_per_token

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
-from geonorm.models.ids import check_ids
+from geonorm.models.tokens import check_ids, check_length, cut, encode_plain, start_id
 
 DEFAULT_LENGTH = 1024
 
@@ -47,8 +46,8 @@ class Perplexity:
 class Window:
     """Token ids ``inputs`` and, one place further, ``targets``, both as long; the last ``scored`` of them count."""
 
-    inputs: list[int]
-    targets: list[int]
+    inputs: Sequence[int]
+    targets: Sequence[int]
     scored: int
 
 
@@ -66,14 +65,9 @@ def windows_of(ids: list[int], start: int, length: int, stride: int) -> Iterator
         length: most tokens that a window reads.
         stride: how far the window moves, at most ``length``.
     """
-    sequence = [start, *ids]
-    reached = 0
-    for begin in itertools.count(0, stride):
-        if reached == len(ids):
-            return
-        end = min(begin + length, len(ids))
-        yield Window(sequence[begin:end], sequence[begin + 1 : end + 1], end - reached)
-        reached = end
+    inputs = cut([start, *ids[:-1]], length, stride)
+    for number, (read, targets) in enumerate(zip(inputs, cut(ids, length, stride), strict=True)):
+        yield Window(read, targets, len(targets) - (length - stride if number else 0))
 
 
 def perplexity(
@@ -84,6 +78,7 @@ def perplexity(
     length: int | None = None,
     stride: int | None = None,
     batch: int = 4,
+    advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> Perplexity:
     """Score every token of every document once.
 
@@ -103,6 +98,7 @@ def perplexity(
         stride: how far the window moves: smaller gives every token more context and takes longer; None for half of
             ``length``.
         batch: windows at a time.
+        advance: called after each document with its number of bytes.
 
     Raises:
         UserError: sizes that do not fit, a tokenizer without BOS and EOS, no document with text, a token that the model
@@ -110,7 +106,7 @@ def perplexity(
     """
     length, stride = check_window(model, length, stride)
     check_count("batch", batch)
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    start = start_id(tokenizer)
     if start is None:
         raise UserError("the tokenizer has neither a BOS nor an EOS token to begin a document with; set one of them")
     counts = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
@@ -123,10 +119,12 @@ def perplexity(
             check_ids(model, [start, *ids], f"document {counts['documents'] + 1}")
             counts["documents"] += 1
             counts["tokens"] += len(ids)
-            counts["bytes"] += len(text.encode("utf-8"))
+            num_bytes = len(text.encode("utf-8"))
+            counts["bytes"] += num_bytes
             if tokenizer.unk_token_id is not None:
                 counts["unknown"] += ids.count(tokenizer.unk_token_id)
             yield from windows_of(ids, start, length, stride)
+            advance(num_bytes)
 
     total = 0.0
     was_training = model.training
@@ -156,10 +154,7 @@ def check_window(model: Any, length: int | None, stride: int | None) -> tuple[in
     Raises:
         UserError: a length beyond the model's positions, or a stride beyond the length.
     """
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
-    length = int(min(DEFAULT_LENGTH, limit)) if length is None else check_count("length", length)
-    if length > limit:
-        raise UserError(f"`length` {length} is more than the {limit} positions of the model; give at most {limit}")
+    length = check_length(model, length, DEFAULT_LENGTH)
     stride = max(1, length // 2) if stride is None else check_count("stride", stride)
     if stride > length:
         raise UserError(f"`stride` {stride} would leave tokens between windows of `length` {length} unscored")
@@ -171,8 +166,8 @@ def _score(model: Any, group: list[Window], fill: int) -> float:
     device = next(model.parameters()).device
     longest = max(len(window.inputs) for window in group)
 
-    def stacked(rows: list[list[int]]) -> Tensor:
-        return torch.tensor([row + [fill] * (longest - len(row)) for row in rows], device=device)
+    def stacked(rows: list[Sequence[int]]) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], device=device)
 
     logits = model(input_ids=stacked([window.inputs for window in group]), use_cache=False).logits
     total = 0.0

@@ -1,8 +1,9 @@
-"""Mix-ins that turn a stock configuration and model class into one that carries a placement."""
+"""Our classes, made from the stock ones: ``MistralModel`` becomes ``GeonormMistralModel``, which has a placement."""
 
 from __future__ import annotations
 
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 from transformers import initialization
 
-from geonorm.models.card import write_card
+from geonorm.import_hook import PREFIX
+from geonorm.models.adapter import Classes, adapter_for, config_placement
+from geonorm.models.blocks import RewiredBlock
 from geonorm.models.init import init_parameter, init_weights
-from geonorm.models.registry import adapter_for, config_placement
 from geonorm.models.rewiring import install
+from geonorm.models.saving import model_card, write_card
 from geonorm.placements import create
 
 
@@ -65,8 +68,36 @@ class RewiredModelMixin:
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Save as transformers does, and write a model card beside the weights; a card of the user's own is kept."""
-        assert isinstance(self, nn.Module)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore[misc]
         # transformers only logs a mistake such as a file in the folder's place.
         if is_main_process and os.path.isdir(save_directory):
-            write_card(self, Path(save_directory))
+            write_card(Path(save_directory), lambda: f"{model_card(self)}\n")  # type: ignore[arg-type]
+
+
+def rewired_classes(module: str, stock: Classes) -> Classes:
+    """Make the classes that add a placement to a family's stock classes.
+
+    Args:
+        module: name of the module that has the result as attributes of the same names, ``Geonorm`` before the stock
+            name, so that the classes can be imported and pickled.
+        stock: the family's own classes.
+    """
+
+    def subclass(mixin: type, parent: type[Any], **fields: Any) -> type[Any]:
+        fields |= {"__module__": module, "__doc__": f"``{parent.__name__}`` with a placement."}
+        name = f"Geonorm{parent.__name__}"
+        return types.new_class(name, (mixin, parent), exec_body=lambda namespace: namespace.update(fields))
+
+    config = subclass(
+        RewiredConfigMixin,
+        stock.config,
+        model_type=f"{PREFIX}{stock.config.model_type}",
+        placement="geonorm",
+        placement_options=None,
+        # transformers makes a dataclass of every configuration class.
+        __annotations__={"placement": str, "placement_options": dict[str, Any] | None},
+    )
+    block = subclass(RewiredBlock, stock.block)
+    own = {"config_class": config, "_no_split_modules": [block.__name__]}
+    models = (subclass(RewiredModelMixin, kind, **own) for kind in (stock.model, stock.causal_lm))
+    return Classes(config, block, *models)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from geonorm.data.sources import Source
 from geonorm.data.split import TRAIN, VAL, Split, Survey
-from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
+from geonorm.models.tokens import cut, encode_plain
 
 VAL_FRACTION = 0.1
 
@@ -58,7 +58,8 @@ def windows_of_side(
     # What each document has to give if all give alike, and all that is needed where some are too short for that.
     for share in (-(-num_windows // max(1, len(parts))), num_windows):
         most = _CHARACTERS_A_TOKEN * length * share
-        documents = [_windows(tokenizer, part[:most], length) for part in parts]
+        pieces = [cut(encode_plain(tokenizer, part[:most]), length, length) for part in parts]
+        documents = [[window for window in windows if len(window) == length] for windows in pieces]
         deepest = max(map(len, documents), default=0)
         rows = [document[turn] for turn in range(deepest) for document in documents if turn < len(document)]
         if len(rows) >= num_windows:
@@ -68,8 +69,3 @@ def windows_of_side(
         f"the text has {len(rows)} windows of {length} tokens to {name}, but {num_windows} are needed; give more text, "
         "or ask for fewer or shorter windows"
     )
-
-
-def _windows(tokenizer: Any, text: str, length: int) -> list[list[int]]:
-    ids = encode_plain(tokenizer, text)
-    return [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from geonorm.data.tokenizer import encode_plain
 from geonorm.errors import UserError, check_count
+from geonorm.models.tokens import encode_plain
 
 # Enough to spread windows over; a longer file is read up to here.
 MAX_CHARACTERS = 2_000_000
@@ -110,7 +110,7 @@ def make_windows(
         UserError: a count out of range, or not even two tokens of text.
     """
     num_windows, length = check_count("windows", num_windows), check_count("length", length, 2)
-    words = _tokens(tokenizer, text[: _FIRST_GUESS * length], special_tokens=False)
+    words = encode_plain(tokenizer, text[: _FIRST_GUESS * length])
     if len(words) < 2:
         raise UserError("the text gives fewer than two tokens; give more text")
     # Characters a token of this text, so that a short text is not cut into windows that it cannot fill.
@@ -122,21 +122,17 @@ def make_windows(
     for index in range(num_windows):
         part = _from_word(text[index * share : (index + 1) * share], index > 0)
         taken = part[: 2 * _FIRST_GUESS * length]
-        ids = _tokens(tokenizer, taken, special_tokens)[:length]
+        ids = encode_plain(tokenizer, taken, add_special_tokens=special_tokens)[:length]
         if len(ids) < length and len(taken) < len(part):
-            ids = _tokens(tokenizer, part, special_tokens)[:length]
+            ids = encode_plain(tokenizer, part, add_special_tokens=special_tokens)[:length]
         if len(ids) > 1:
             windows.append(tuple(ids))
     return TokenWindows(tuple(windows), _prefix(tokenizer) if special_tokens else ())
 
 
-def _tokens(tokenizer: Any, text: str, special_tokens: bool) -> list[int]:
-    return encode_plain(tokenizer, text, add_special_tokens=special_tokens)
-
-
 def _prefix(tokenizer: Any) -> tuple[str, ...]:
-    plain = _tokens(tokenizer, "a", special_tokens=False)
-    full = _tokens(tokenizer, "a", special_tokens=True)
+    plain = encode_plain(tokenizer, "a")
+    full = encode_plain(tokenizer, "a", add_special_tokens=True)
     for start in range(len(full)):
         if full[start : start + len(plain)] == plain:
             return tuple(tokenizer.convert_ids_to_tokens(full[:start]))

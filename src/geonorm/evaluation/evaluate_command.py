@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,57 +13,45 @@ from rich.console import Console
 from rich.table import Table
 
 from geonorm.data.sources import FileSource
-from geonorm.errors import UserError, check_count, check_unicode
-from geonorm.evaluation.config import EvalConfig, GenerateConfig
+from geonorm.errors import UserError, check_unicode
 from geonorm.evaluation.generation import GenerationSettings, generate
+from geonorm.evaluation.score_text import check_window, perplexity
 from geonorm.evaluation.tasks import check_settings, evaluate_tasks
-from geonorm.evaluation.text import check_window, perplexity
-from geonorm.models.load import load_model
+from geonorm.model_options import EvalConfig, GenerateConfig
+from geonorm.models.loading import load_model
 from geonorm.ops import which
-from geonorm.storage import write_json
+from geonorm.progress_bar import ProgressBar
+from geonorm.ranges import check_ranges
+from geonorm.storage import finite, read_json, write_json
 
 
-def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
+def evaluate_model(config: EvalConfig, console: Console) -> dict[str, Any]:
     """Evaluate a model, print tables, write the JSON file if one is asked for.
 
     Returns:
         What the file holds: ``model``, ``placement`` (None for a stock model), ``step`` (implementation), ``settings``,
         ``text`` (fields of :class:`Perplexity`, or None) and ``tasks`` (rows of :func:`evaluate_tasks`).
+
+    Raises:
+        UserError: nothing to evaluate, an option out of range, an ``out`` that is no file to write to, or what loading,
+            :func:`perplexity` and :func:`evaluate_tasks` raise.
     """
-    if not config.tasks and not config.text:
-        raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")
-    if config.out is not None:
-        check_unicode("out", config.out.absolute())
-    if config.out is not None and (config.out.is_dir() or not config.out.absolute().parent.is_dir()):
-        raise UserError(f"`out` {config.out} must be a file in a folder that exists")
-    if config.out is not None and config.out.exists() and not _is_results(config.out):
-        raise UserError(f"`out` {config.out} is there and no result of geonorm eval; name another file")
-    check_count("batch", config.batch)
-    if config.max_documents is not None:
-        check_count("max_documents", config.max_documents)
-    if config.tasks:
-        check_settings(config.tasks, config.limit, config.num_fewshot, config.batch, config.include_path)
+    _check(config)
     # Before the model is loaded: what is wrong with the files shows at once.
     source = FileSource(config.text, config.text_column) if config.text else None
     model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)
-    placement = getattr(model.config, "placement", None)
     results: dict[str, Any] = {
         "model": config.model,
         "class": type(model).__name__,
-        "placement": placement,
+        "placement": getattr(model.config, "placement", None),
         "placement_options": getattr(model.config, "placement_options", None),
         "step": which(torch.empty(1, 1, device=model.device)),
-        "settings": {key: _plain(value) for key, value in dataclasses.asdict(config).items()},
+        "settings": finite(dataclasses.asdict(config)),
         "text": None,
         "tasks": [],
     }
     if source is not None:
-        length, stride = check_window(model, config.length, config.stride)
-        documents = _documents(source, config.max_documents)
-        found = perplexity(model, tokenizer, documents, length=length, stride=stride, batch=config.batch)
-        results["text"] = dataclasses.asdict(found)
-        for note in source.notes():
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        results["text"] = _score(config, model, tokenizer, source, console)
         console.print(_text_table(config.model, results["text"]))
         if config.out is not None and config.tasks:
             # Tasks may fail for want of their data, which must not cost what is done.
@@ -88,16 +73,55 @@ def run_eval(config: EvalConfig, console: Console) -> dict[str, Any]:
     return results
 
 
-def run_generate(config: GenerateConfig) -> None:
-    """Write on after the prompts of the options, or after standard input."""
+def _check(config: EvalConfig) -> None:
+    if not config.tasks and not config.text:
+        raise UserError("nothing to evaluate; name tasks with --tasks or files with --text")
+    out = config.out
+    if out is not None:
+        check_unicode("out", out.absolute())
+        if out.is_dir() or not out.absolute().parent.is_dir():
+            raise UserError(f"`out` {out} must be a file in a folder that exists")
+        if out.exists():
+            found = read_json(out)
+            if not isinstance(found, dict) or not {"model", "placement", "settings", "text", "tasks"} <= set(found):
+                raise UserError(f"`out` {out} is there and no result of geonorm eval; name another file")
+    check_ranges(config)
+    if config.tasks:
+        check_settings(config.tasks, config.limit, config.num_fewshot, config.batch, config.include_path)
+
+
+def _score(config: EvalConfig, model: Any, tokenizer: Any, source: FileSource, console: Console) -> dict[str, Any]:
+    length, stride = check_window(model, config.length, config.stride)
+
+    def documents() -> Any:
+        return itertools.islice(source.documents(Counter()), config.max_documents)
+
+    # Reading twice takes little beside scoring, but is of use only to whom the time left is shown.
+    total = sum(len(text.encode()) for text in documents()) / 1e6 if console.is_terminal else None
+    with ProgressBar(console) as bar:
+        bar.begin("scoring text", total, "MB")
+        found = perplexity(
+            model,
+            tokenizer,
+            documents(),
+            length=length,
+            stride=stride,
+            batch=config.batch,
+            advance=lambda num_bytes: bar.advance(num_bytes / 1e6),
+        )
+        for note in source.notes():
+            bar.say(note)
+    return dataclasses.asdict(found)
+
+
+def continue_prompts(config: GenerateConfig) -> None:
+    """Write on after the prompts of the options, or after standard input.
+
+    Raises:
+        UserError: no prompt, one that is not UTF-8, or what loading and :func:`generate` raise.
+    """
     settings = GenerationSettings(
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        num_beams=config.beams,
-        seed=config.seed,
-        chat=config.chat,
-        parse_special=config.parse_special,
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(GenerationSettings)}
     )
     if not config.prompt and sys.stdin.isatty():
         raise UserError("no prompt given; use --prompt TEXT, or send text to standard input")
@@ -115,26 +139,6 @@ def _standard_input() -> str:
         raise UserError(
             f"standard input is not UTF-8: byte 0x{error.object[error.start]:02x}; convert it to UTF-8"
         ) from None
-
-
-def _is_results(path: Path) -> bool:
-    """Whether a file was written by this command, so that it may be replaced."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"model", "placement", "settings", "text", "tasks"} <= set(found)
-
-
-def _documents(source: FileSource, limit: int | None) -> Iterator[str]:
-    documents = source.documents(Counter())
-    return documents if limit is None else itertools.islice(documents, limit)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _text_table(model: str, found: dict[str, Any]) -> Table:
