@@ -178,7 +178,8 @@ def test_prompts_and_settings_that_cannot_be(capsys):
     model, tokenizer = tiny_llama(), tiny_tokenizer()
     for settings, pattern in (
         ({"temperature": -1}, r"`temperature` must be a number in \[0, "),
-        ({"top_p": 0}, r"`top_p` must be a number in \(0, 1\]"),
+        ({"top_p": 0}, "`top_p` must be positive"),
+        ({"top_p": 1.5}, r"`top_p` must be a number in \(0, 1\]"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be"),
         ({"num_beams": 0}, "`num_beams` must be"),
     ):
