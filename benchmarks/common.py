@@ -164,7 +164,7 @@ def peak_copy(timer: Timer, size: int) -> float:
 def machine(settings: Settings) -> dict[str, Any]:
     """Versions, processor and load, so that a figure can be told from another machine's."""
     try:
-        from geonorm.environment import environment
+        from geonorm.provenance import environment
 
         facts = {key: value for key, value in environment().items() if key != "threads_per_trial"}
     except ModuleNotFoundError:

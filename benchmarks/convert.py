@@ -23,14 +23,14 @@ import torch
 import tyro
 
 from geonorm.conversion import convert_model
-from geonorm.conversion.text import split_source, usable, windows_of_side
+from geonorm.conversion.held_out import split_source, usable, windows_of_side
 from geonorm.data.packed import write_tokens
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
 from geonorm.data.tokenizer import token_byte_lengths
 from geonorm.data.windows import Windows
 from geonorm.models import rewire
-from geonorm.models.load import load_model
+from geonorm.models.loading import load_model
 from geonorm.storage import write_json
 from geonorm.training import MetricsFile, RunConfig, evaluate, recipe, train
 from geonorm.training.config import DataConfig, EvaluationConfig, OptimizerConfig, ScheduleConfig

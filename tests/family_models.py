@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from geonorm.models import rewire
-from geonorm.models.registry import ADAPTERS
+from geonorm.models.adapter import ADAPTERS
 from geonorm.placements import available
 
 VOCABULARY = 64

@@ -17,11 +17,11 @@ from geonorm import UserError
 from geonorm.cli import main
 from geonorm.conversion import convert_model
 from geonorm.conversion.calibrate import measured_moves
-from geonorm.conversion.config import ConvertConfig
+from geonorm.conversion.convert_command import convert
 from geonorm.conversion.fold import fold, input_norms, without_gains
-from geonorm.conversion.run import run_convert
-from geonorm.inspection.measure import as_rewired
+from geonorm.model_options import ConvertConfig
 from geonorm.models import load_model, rewire
+from geonorm.models.rewiring import as_rewired
 from geonorm.placements import unit_rms
 from tiny_models import TEXT, save, tiny_llama
 
@@ -262,7 +262,7 @@ def test_a_card_that_fails_costs_no_conversion(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     stock = save(tiny_llama(), tmp_path / "stock")
-    monkeypatch.setattr("geonorm.models.card.ModelCard", fail)
+    monkeypatch.setattr("geonorm.models.saving.ModelCard", fail)
     with pytest.warns(UserWarning, match="its card .*README.md could not be written"):
         assert run("convert", stock, "--to", "pre", "--out", tmp_path / "pre") == 0
     assert torch.equal(load_model(tmp_path / "pre")[0](IDS).logits, load_model(stock)[0](IDS).logits)
@@ -280,7 +280,7 @@ def test_options_of_other_libraries_are_recorded_as_plain_ones(text, tmp_path):
         eval_windows=3,
         length=32,
     )
-    record = run_convert(config, Console(quiet=True))
+    record = convert(config, Console(quiet=True))
     settings = json.loads((tmp_path / "out" / "conversion.json").read_text())["settings"]
     assert (settings["max_angle"], settings["learnable"], settings["windows"]) == (1.5, True, 4)
     options = load_model(tmp_path / "out")[0].config.placement_options

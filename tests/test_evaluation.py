@@ -177,8 +177,9 @@ def test_beams_find_a_likelier_text_than_greedy_and_print_once():
 def test_prompts_and_settings_that_cannot_be(capsys):
     model, tokenizer = tiny_llama(), tiny_tokenizer()
     for settings, pattern in (
-        ({"temperature": -1}, "`temperature` must be positive"),
-        ({"top_p": 0}, "`top_p` must lie above 0"),
+        ({"temperature": -1}, r"`temperature` must be a number in \[0, "),
+        ({"top_p": 0}, "`top_p` must be positive"),
+        ({"top_p": 1.5}, r"`top_p` must be a number in \(0, 1\]"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be"),
         ({"num_beams": 0}, "`num_beams` must be"),
     ):
@@ -195,8 +196,7 @@ def test_prompts_and_settings_that_cannot_be(capsys):
 
 def test_options_are_read_without_the_libraries_of_models():
     code = (
-        "import sys, geonorm.evaluation.config, geonorm.conversion.config; "
-        "print(sorted({'transformers', 'datasets', 'lm_eval'} & set(sys.modules)))"
+        "import sys, geonorm.model_options; print(sorted({'transformers', 'datasets', 'lm_eval'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -28,7 +28,7 @@ from geonorm.models import (
     stock_placement,
     supported_families,
 )
-from geonorm.models.registry import ADAPTERS
+from geonorm.models.adapter import ADAPTERS
 from geonorm.placements import create
 
 STOCK = {
@@ -303,7 +303,7 @@ def test_every_file_is_a_family_and_its_classes_are_where_they_say():
             assert getattr(importlib.import_module(ours.__module__), ours.__name__) is ours
             assert pickle.loads(pickle.dumps(ours)) is ours
         assert adapter.rewired.config.model_type == f"geonorm_{adapter.family}"
-    assert importlib.import_module("geonorm.models.families.mistral").GeonormMistralForCausalLM
+    assert importlib.import_module("geonorm.models.families").GeonormMistralForCausalLM
 
 
 def test_a_rewired_model_can_be_pickled_and_says_which_blocks_must_not_be_split():
@@ -400,7 +400,7 @@ def test_whatever_goes_wrong_with_a_card_the_weights_are_there_first(tmp_path, m
         found.append((tmp_path / "model.safetensors").is_file())
         raise RuntimeError("no card today\nnor tomorrow")
 
-    monkeypatch.setattr("geonorm.models.card.ModelCard", fail)
+    monkeypatch.setattr("geonorm.models.saving.ModelCard", fail)
     with pytest.warns(UserWarning, match=r"could not be written \(RuntimeError: no card today\)$"):
         model.save_pretrained(tmp_path)
     assert found == [True]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
-
-from geonorm.cli import main
-from geonorm.inspection.config import InspectConfig
-from geonorm.inspection.run import command_line, model_names
-from geonorm.models import rewire
 from geonorm.report.inspection import describe_inspection, write_inspection
 from geonorm.report.inspection.words import size
+
+from geonorm.cli import main
+from geonorm.inspection.inspect_command import model_names
+from geonorm.models import rewire
 from report_runs import Page
 from tiny_models import TEXT, save, tiny_llama, write_gguf
 
@@ -173,9 +173,17 @@ def test_names_are_as_short_as_they_can_be_and_differ():
     assert model_names(("runs/a/model", "runs/b/model", "x/tiny.gguf")) == ["a/model", "b/model", "tiny"]
 
 
-def test_the_command_in_the_report_repeats_the_run():
-    config = InspectConfig(models=("a b", "c"), gradients=True, special_tokens=False, length=9, overwrite=True)
-    assert command_line(config) == "geonorm inspect 'a b' c --length 9 --no-special-tokens --gradients"
+def test_the_command_in_the_report_repeats_the_run(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(models)
+    save(tiny_llama(), models / "a b")
+    options = ["--text", "text.txt", "--length", "9", "--no-special-tokens", "--gradients", "--out", str(tmp_path)]
+    assert main(["inspect", "a b", "walk", *options, "--overwrite"]) == 0
+    results = json.loads((tmp_path / "inspection.json").read_text())
+    assert results["command"] == (
+        "geonorm inspect 'a b' walk --text text.txt --length 9 --no-special-tokens --gradients "
+        f"--out {shlex.quote(str(tmp_path))}"
+    )
+    assert {"geonorm", "torch", "transformers", "processor", "step"} <= set(results["environment"])
 
 
 def test_odd_models_are_described_and_drawn(two, tmp_path):

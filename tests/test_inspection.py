@@ -12,7 +12,7 @@ from torch.nn import functional
 from family_models import FAMILIES, prompts, rewired_model, stock_model
 from geonorm import UserError
 from geonorm.inspection import LAWS, fit_laws, gradient_norms, inspect_model, recorded_angles, watched
-from geonorm.inspection.text import make_windows, read_text
+from geonorm.inspection.sample_text import make_windows, read_text
 from geonorm.models import rewire, stock_placement
 from geonorm.placements import Site
 from geonorm.schedules import step_sizes

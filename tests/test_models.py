@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 
 from geonorm import UserError
 from geonorm.models import blocks, init_report, init_weights, load_stock, rewire, supported_families
-from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM, GeonormLlamaModel
+from geonorm.models.families import GeonormLlamaConfig, GeonormLlamaForCausalLM, GeonormLlamaModel
 from geonorm.placements import available, base_std, create
 from geonorm.placements.base import WEIGHT_ROLES
 

@@ -9,7 +9,7 @@ import torch
 
 from geonorm import UserError
 from geonorm.evaluation import perplexity
-from geonorm.evaluation.text import windows_of
+from geonorm.evaluation.score_text import windows_of
 from geonorm.models import rewire
 from tiny_models import TEXT, tiny_llama, tiny_tokenizer
 from tolerances import EPS

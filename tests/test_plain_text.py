@@ -14,13 +14,13 @@ from tokenizers.processors import TemplateProcessing
 from corpora import FEW
 from geonorm import UserError
 from geonorm.cli import main
-from geonorm.conversion.text import split_source, windows_of_side
+from geonorm.conversion.held_out import split_source, windows_of_side
 from geonorm.data import prepare
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN
 from geonorm.data.tokenizer import EOS
 from geonorm.evaluation import GenerationSettings, generate, perplexity
-from geonorm.inspection.text import make_windows
+from geonorm.inspection.sample_text import make_windows
 from geonorm.training.config import SamplingConfig
 from geonorm.training.sampling import sample
 from tiny_models import save, tiny_llama, tiny_tokenizer

@@ -12,10 +12,8 @@ import pytest
 from geonorm import UserError
 from geonorm.cli import main
 from geonorm.cli.compare import CompareOptions
-from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
-from geonorm.evaluation.config import EvalConfig, GenerateConfig
-from geonorm.inspection.config import InspectConfig
+from geonorm.model_options import ConvertConfig, EvalConfig, GenerateConfig, InspectConfig
 from geonorm.ranges import Count, Number, check_ranges, ranges
 from geonorm.sweep.config import SweepConfig
 from geonorm.training.config import RunConfig

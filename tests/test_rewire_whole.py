@@ -14,7 +14,7 @@ from family_models import adapter_of, prompts, rewired_model, stock_config, stoc
 from geonorm import UserError
 from geonorm.conversion import convert_model
 from geonorm.models import base_model, blocks, current_placement, init_weights, load_stock, rewire, stock_placement
-from geonorm.models.families.llama import GeonormLlamaConfig, GeonormLlamaForCausalLM
+from geonorm.models.families import GeonormLlamaConfig, GeonormLlamaForCausalLM
 from geonorm.placements import Site, create
 from geonorm.placements.pre import PreNorm
 

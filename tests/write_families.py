@@ -26,7 +26,8 @@ its own attention, MLP, embeddings and head; its block gets the placement's conn
 
 The column "placement" is what the stock class wires, as `geonorm.models.stock_placement(model)` names it. Rewiring to
 it changes no bit of the logits. Our classes are named after the stock ones, `GeonormLlamaForCausalLM` after
-`LlamaForCausalLM`, with `geonorm_llama` as the type in the configuration.
+`LlamaForCausalLM`, with `geonorm_llama` as the type in the configuration. One row of the table in
+`src/geonorm/models/families.py` adds a family; it says where the family differs from Llama's layout.
 
 """
 LIMITS = """

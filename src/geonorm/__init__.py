@@ -15,8 +15,8 @@ if is_command():
 
 from geonorm import geometry, placements, schedules
 from geonorm.errors import UserError
+from geonorm.import_hook import find_models_on_demand
 from geonorm.ops import sphere_step
-from geonorm.registration import register_on_demand
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "sphere_step"]
@@ -24,7 +24,7 @@ __all__ = ["UserError", "__version__", "geometry", "placements", "schedules", "s
 _LATER = ("conversion", "data", "evaluation", "experiments", "inspection", "models", "report", "training")
 
 # So that AutoModelForCausalLM.from_pretrained loads a rewired model; transformers itself is not imported by this.
-register_on_demand()
+find_models_on_demand()
 
 
 def __getattr__(name: str) -> ModuleType:

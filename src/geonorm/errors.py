@@ -94,15 +94,16 @@ def plain(name: str, value: object) -> Any:
     except UserError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"`{name}` holds no plain value: a {type(value).__name__} ({reason})") from error
+        raise UserError(f"`{name}` holds no plain value: a {type(value).__name__} ({first_line(error)})") from error
     raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    """First line of an exception's message, or its class where that says nothing alone."""
+    text = str(error).strip()
+    if not text or isinstance(error, KeyError):
+        return f"{type(error).__name__} {text}".strip()
+    return text.splitlines()[0].rstrip(" :;")
 
 
 def disk_reason(error: BaseException) -> str | None:

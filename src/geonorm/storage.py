@@ -1,7 +1,8 @@
-"""Files that are whole or absent."""
+"""Files that are whole or absent, JSON that every reader takes, and the digest of a file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -30,12 +31,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON with :func:`write_text`; NaN and infinity become null."""
+    """Write JSON with :func:`write_text`, values as :func:`finite` gives them."""
     write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, at any depth, because JSON has no word for them; arrays become lists."""
+    """Values that JSON has words for, at any depth: None for NaN and infinity, lists for arrays, text for paths."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
@@ -44,4 +45,21 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file, or None if there is none or it is not valid."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes in hexadecimal, read a mebibyte at a time."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

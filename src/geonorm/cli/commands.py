@@ -11,10 +11,8 @@ from geonorm import signals
 from geonorm.cli.compare import compare
 from geonorm.cli.text import data_overrides
 from geonorm.console import results_are_printed
-from geonorm.conversion.config import ConvertConfig
 from geonorm.data.options import PrepareConfig
-from geonorm.evaluation.config import EvalConfig, GenerateConfig
-from geonorm.inspection.config import InspectConfig
+from geonorm.model_options import ConvertConfig, EvalConfig, GenerateConfig, InspectConfig
 from geonorm.ranges import check_ranges
 
 _Appended = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
@@ -95,7 +93,7 @@ def plan(
         num_gpus: how many of them
         mfu: share of their peak to assume
     """
-    from geonorm.sizing.show import plan_recipe
+    from geonorm.estimation.describe import plan_recipe
 
     results_are_printed()
     return plan_recipe(config, words, gpu, num_gpus, mfu)
@@ -122,12 +120,12 @@ def evaluate(config: EvalConfig) -> int:
     check_ranges(config)
     from rich.console import Console
 
-    from geonorm.evaluation.run import run_eval
+    from geonorm.evaluation.evaluate_command import evaluate_model
 
     signals.begin()
     if config.out is None:
         results_are_printed()
-    run_eval(config, Console())
+    evaluate_model(config, Console())
     return 0
 
 
@@ -135,11 +133,11 @@ def evaluate(config: EvalConfig) -> int:
 def generate(config: GenerateConfig) -> int:
     """Write on after prompts, printed as it comes."""
     check_ranges(config)
-    from geonorm.evaluation.run import run_generate
+    from geonorm.evaluation.evaluate_command import continue_prompts
 
     signals.begin()
     results_are_printed()
-    run_generate(config)
+    continue_prompts(config)
     return 0
 
 
@@ -149,10 +147,10 @@ def convert(config: ConvertConfig) -> int:
     check_ranges(config)
     from rich.console import Console
 
-    from geonorm.conversion.run import run_convert
+    from geonorm.conversion.convert_command import convert as run
 
     signals.begin()
-    run_convert(config, Console())
+    run(config, Console())
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from geonorm.conversion.calibrate import METHODS, Calibration, calibrate, measured_moves
 from geonorm.conversion.fold import fold, input_norms, without_gains
 from geonorm.errors import UserError, unknown
-from geonorm.inspection.measure import as_rewired
 from geonorm.models import current_placement, rewire
-from geonorm.models.registry import is_rewired
+from geonorm.models.adapter import is_rewired
+from geonorm.models.rewiring import as_rewired, shared_copy
 
 # Folding multiplies before the sum instead of in it: a few roundings a sub-layer, which the depth adds up.
 _FOLDED = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -83,7 +82,7 @@ def convert_model(
     moves = measured_moves(view, ids)
     norms = input_norms(view, ids[:1])
     fold_error = _fold(view, norms, ids[:1])
-    trial = _sharing(model)
+    trial = shared_copy(model)
     rewire(trial, "geonorm", alphas=[1.0] * len(moves), **options)
     sublayers = tuple(calibrate(trial.eval(), ids, moves, method))
     rewire(model, "geonorm", alphas=[entry.alpha for entry in sublayers], learnable=learnable, **options)
@@ -122,8 +121,3 @@ def _fold(view: nn.Module, norms: Any, ids: Tensor) -> float:
 def _output(model: Any, ids: Tensor) -> Tensor:
     output = model(input_ids=ids, use_cache=False)
     return (output.logits if "logits" in output else output.last_hidden_state).float()
-
-
-def _sharing(model: Any) -> Any:
-    weights = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(weight): weight for weight in weights})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import torch
 
-from geonorm.data.raw import one_line
-from geonorm.data.tokenizer import encode_plain
-from geonorm.errors import MAX_SEED, UserError, check_count, check_positive, check_unicode
-from geonorm.models.ids import check_ids, padding_id
+from geonorm.errors import UserError, check_unicode, first_line
+from geonorm.models.continuation import continue_ids
+from geonorm.models.tokens import check_ids, encode_plain, max_length, padding_id, start_id
+from geonorm.ranges import SEED, Count, Number, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,22 +30,16 @@ class GenerationSettings:
             prompt is plain text, in a chat too, where only what the template writes itself is a token.
     """
 
-    max_new_tokens: int = 100
-    temperature: float = 0.8
-    top_p: float = 0.95
-    num_beams: int = 1
-    seed: int = 0
+    max_new_tokens: Annotated[int, Count()] = 100
+    temperature: Annotated[float, Number(0, 1e6)] = 0.8
+    top_p: Annotated[float, Number(0, 1, above=True)] = 0.95
+    num_beams: Annotated[int, Count()] = 1
+    seed: Annotated[int, SEED] = 0
     chat: bool = False
     parse_special: bool = False
 
     def __post_init__(self) -> None:
-        check_count("max_new_tokens", self.max_new_tokens)
-        check_count("num_beams", self.num_beams)
-        check_count("seed", self.seed, 0, MAX_SEED)
-        if self.temperature != 0:
-            check_positive("temperature", self.temperature)
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"`top_p` must lie above 0 and be at most 1, got {self.top_p}")
+        check_ranges(self)
 
 
 def generate(
@@ -83,32 +77,31 @@ def generate(
 def _write_on(
     model: Any, tokenizer: Any, prompt: str, ids: torch.Tensor, settings: GenerationSettings, out: TextIO
 ) -> str:
-    from transformers import GenerationConfig, TextStreamer
+    from transformers import TextStreamer
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             print(text, end="\n" if stream_end else "", file=out, flush=True)
 
     end = model.generation_config.eos_token_id
-    if end is None:
-        end = tokenizer.eos_token_id
+    end = tokenizer.eos_token_id if end is None else end
     pad = padding_id(model, tokenizer)
     pad = end if pad is None else pad
-    config = GenerationConfig(
-        max_new_tokens=settings.max_new_tokens,
-        num_beams=settings.num_beams,
-        eos_token_id=end,
-        pad_token_id=pad[0] if isinstance(pad, list) else pad,
-        do_sample=settings.temperature > 0,
-        **({"temperature": settings.temperature, "top_p": settings.top_p} if settings.temperature > 0 else {}),
-        # Left at its default it would cut to the 50 likeliest tokens, which nobody asked for.
-        top_k=0 if settings.temperature > 0 else None,
-    )
     print(prompt, end="\n" if settings.chat else "", file=out, flush=True)
     streamer = Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if settings.num_beams == 1 else None
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(settings.seed)
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=streamer)
+        output = continue_ids(
+            model,
+            ids,
+            settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            num_beams=settings.num_beams,
+            eos=end,
+            pad=pad[0] if isinstance(pad, list) else pad,
+            streamer=streamer,
+        )
     text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
     if streamer is None:
         print(text, file=out, flush=True)
@@ -124,12 +117,12 @@ def _encode(model: Any, tokenizer: Any, prompt: str, settings: GenerationSetting
     else:
         found = encode_plain(tokenizer, prompt, add_special_tokens=True)
     if not found:
-        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        start = start_id(tokenizer)
         if start is None:
             raise UserError("an empty prompt needs a BOS or EOS token to begin with, and the tokenizer has neither")
         found = [start]
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit and len(found) + settings.max_new_tokens > limit:
+    limit = max_length(model)
+    if len(found) + settings.max_new_tokens > limit:
         raise UserError(
             f"a prompt of {len(found)} tokens and `max_new_tokens` {settings.max_new_tokens} are more than the {limit} "
             "positions of the model; shorten one of them"
@@ -150,6 +143,6 @@ def _encode_chat(tokenizer: Any, prompt: str, parse_special: bool) -> list[int]:
         )
     except (ValueError, NotImplementedError) as error:
         raise UserError(
-            f"the prompt cannot be put into the chat template as plain text ({one_line(error)}); add --parse-special if"
-            " it spells special tokens on purpose"
+            f"the prompt cannot be put into the chat template as plain text ({first_line(error)}); add --parse-special "
+            "if it spells special tokens on purpose"
         ) from error

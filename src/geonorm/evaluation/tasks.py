@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from geonorm.errors import UserError, check_count
-from geonorm.models.ids import check_ids, padding_id
-from geonorm.models.source import one_line
+from geonorm.errors import UserError, check_count, first_line
+from geonorm.models.tokens import check_ids, padding_id
 
 # Stock default is 100,000 resamplings for metrics without a closed form; three digits of an error bar need fewer.
 _RESAMPLINGS = 1000
@@ -130,7 +129,7 @@ def _load(tasks: Sequence[str], include_path: Sequence[Path]) -> tuple[Any, Any]
         return manager, manager.load(list(tasks))
     except Exception as error:
         raise UserError(
-            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {one_line(error)}); their data "
+            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {first_line(error)}); their data "
             "must be in the local cache or on the network, and task files must be valid"
         ) from error
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from geonorm import geometry
 from geonorm.errors import UserError
-from geonorm.inspection.measure import as_rewired
 from geonorm.models import base_model, blocks
+from geonorm.models.adapter import adapter_for
 from geonorm.models.blocks import connection_name
-from geonorm.models.registry import adapter_for
+from geonorm.models.rewiring import as_rewired
 from geonorm.placements import Connection, Placement, unit_rms
 from geonorm.placements.base import SUBLAYERS, Norms, Sublayer
 from geonorm.placements.geonorm import SphereConnection

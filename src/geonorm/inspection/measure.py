@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from geonorm import geometry
 from geonorm.errors import UserError, check_count
 from geonorm.inspection.laws import LawFits, fit_laws
 from geonorm.inspection.probe import Move, block_norms, watched
-from geonorm.models import current_placement, rewire
-from geonorm.models.registry import adapter_for, is_rewired
+from geonorm.models import current_placement
+from geonorm.models.adapter import adapter_for
+from geonorm.models.rewiring import as_rewired
 from geonorm.placements import Placement, Site
 from geonorm.placements.base import SUBLAYERS
 
@@ -109,22 +109,13 @@ class Inspection:
         return max(changes, default=0.0)
 
 
-def as_rewired(model: nn.Module) -> nn.Module:
-    """Return a rewired model with the same placement that shares the weights of ``model`` and leaves it as it is.
-
-    Raises:
-        UserError: unsupported class.
-    """
-    placement = current_placement(model)
-    weights = [*model.parameters(), *model.buffers()]
-    view = copy.deepcopy(model, {id(weight): weight for weight in weights})
-    if not is_rewired(view):
-        rewire(view, placement)
-    return view.eval()
-
-
 def inspect_model(
-    model: nn.Module, windows: Sequence[Sequence[int]] | Tensor, *, skip_first: int = 1, gradients: bool = False
+    model: nn.Module,
+    windows: Sequence[Sequence[int]] | Tensor,
+    *,
+    skip_first: int = 1,
+    gradients: bool = False,
+    advance: Callable[[], None] = lambda: None,
 ) -> Inspection:
     """Run text through a model and measure what every sub-layer does to the stream.
 
@@ -137,6 +128,7 @@ def inspect_model(
         skip_first: tokens left out of the statistics at the start of each window. Many trained models park attention on
             the first token and give it a stream many times longer than any other.
         gradients: also run backward, for the gradient norm of each block.
+        advance: called after each window.
 
     Raises:
         UserError: unsupported model, no windows, a window too short, an id outside the vocabulary, a stream that is not
@@ -161,14 +153,15 @@ def inspect_model(
         for window in windows:
             ids = torch.tensor([list(window)], device=device)
             output = view(input_ids=ids, use_cache=False)
-            if not has_head:
-                continue
-            loss = functional.cross_entropy(output.logits[0, :-1].float(), ids[0, 1:], reduction="sum") / num_targets
-            total += loss.item()
-            if gradients:
-                for so_far, new in zip(sums, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+            if has_head:
+                logits = output.logits[0, :-1].float()
+                loss = functional.cross_entropy(logits, ids[0, 1:], reduction="sum") / num_targets
+                total += loss.item()
+                found = torch.autograd.grad(loss, weights, allow_unused=True) if gradients else ()
+                for so_far, new in zip(sums, found, strict=True):
                     if new is not None:
                         so_far += new
+            advance()
     norms = block_norms(view, dict(zip(map(id, weights), sums, strict=True))) if gradients else None
     rows = tally.rows()
     return Inspection(

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from geonorm import geometry
 from geonorm.models import blocks
 from geonorm.models.blocks import connection_name
+from geonorm.models.weights import full_tensor
 from geonorm.placements import Site
 from geonorm.placements.base import SUBLAYERS
 
@@ -110,9 +110,5 @@ def block_norms(model: nn.Module, gradients: dict[int, Tensor | None]) -> list[f
     for block in blocks(model):
         found = [gradient for p in block.parameters() if (gradient := gradients.get(id(p))) is not None]
         totals.append(sum((g.detach().float().square().sum() for g in found), torch.zeros(())))
-    return torch.stack([_whole(torch.as_tensor(total)) for total in totals]).sqrt().tolist()
-
-
-def _whole(total: Tensor) -> Tensor:
     # Gradients of a model cut over ranks are DTensors, and so are their sums.
-    return total.full_tensor() if isinstance(total, DTensor) else total
+    return torch.stack([full_tensor(total) for total in totals]).sqrt().tolist()

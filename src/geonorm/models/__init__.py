@@ -5,15 +5,13 @@ from importlib.util import find_spec
 if find_spec("transformers") is None:
     raise ModuleNotFoundError("geonorm.models needs transformers; run pip install 'geonorm[hf]'", name="transformers")
 
-from geonorm.models.adapter import Adapter
-from geonorm.models.build import ModelShape, build_model
+from geonorm.models import families as _families  # noqa: F401
+from geonorm.models.adapter import Adapter, supported_families
 from geonorm.models.init import InitRow, init_report, init_weights
-from geonorm.models.load import load_model
-from geonorm.models.registry import register_families, supported_families
+from geonorm.models.loading import load_model
 from geonorm.models.rewiring import base_model, blocks, current_placement, rewire, stock_placement
+from geonorm.models.shape import ModelShape, build_model
 from geonorm.models.stock import LoadReport, load_stock
-
-register_families()
 
 __all__ = [
     "Adapter",

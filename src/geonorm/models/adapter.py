@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from geonorm.models.weights import Part, whole
+from geonorm.errors import UserError
+from geonorm.models.compat import forget_initialized
+from geonorm.models.weights import WeightView, unsplit
 from geonorm.placements import Placement, create
 from geonorm.placements.base import Role
 
 PRE_NORMS = {("attention", "input"): "input_layernorm", ("mlp", "input"): "post_attention_layernorm"}
-SANDWICH_NORMS = {
-    ("attention", "input"): "input_layernorm",
-    ("attention", "output"): "post_attention_layernorm",
-    ("mlp", "input"): "pre_feedforward_layernorm",
-    ("mlp", "output"): "post_feedforward_layernorm",
-}
 LLAMA_ROLES: dict[str, Role] = {
     r"embed_tokens\.weight": "embedding",
     r"self_attn\.q_proj\.weight": "query",
@@ -34,20 +30,6 @@ LLAMA_ROLES: dict[str, Role] = {
     r"lm_head\.weight": "head",
     r"norm\.weight": "norm",
 }
-
-
-def pre_norm(config: Any) -> Placement:
-    """The stock placement of most families."""
-    return create("pre")
-
-
-def accept(config: Any) -> None:
-    """Every configuration of most families can be rewired."""
-
-
-def as_returned(block: Any, sublayer: str, output: Tensor) -> Tensor:
-    """Most stock blocks add what the sub-layer returns."""
-    return output
 
 
 class Classes(NamedTuple):
@@ -73,10 +55,10 @@ class Adapter:
         norms: attribute of a block that holds the stock norm of ``(sub-layer, slot)``.
         unit_gain: weight at which a norm's gain is 1.
         roles: pattern, matched at the end of a parameter name, to the weight's role.
-        parts: pattern to a function that splits a fused weight, or turns a weight that is stored as ``[in, out]``;
-            see :mod:`geonorm.models.weights`.
-        update: what the stock block does to a sub-layer's output before it adds it, such as dropout. It counts as part
-            of the sub-layer in every placement.
+        fused: pattern to a function of weight and configuration that splits a fused weight, or turns one that is stored
+            as ``[in, out]``; see :mod:`geonorm.models.weights`.
+        update: what the stock block does to a sub-layer's output before it adds it, such as dropout, as a function of
+            block, sub-layer and output. It counts as part of the sub-layer in every placement.
         without: arguments of the stock block that must be None and are not handed to the attention.
         check: raises a UserError for a configuration that cannot be rewired.
     """
@@ -84,7 +66,7 @@ class Adapter:
     stock: Classes
     rewired: Classes
     note: str = ""
-    stock_placement: Callable[[Any], Placement] = pre_norm
+    stock_placement: Callable[[Any], Placement] = lambda config: create("pre")
     blocks: str = "layers"
     final_norm: str = "norm"
     attention: str = "self_attn"
@@ -92,24 +74,24 @@ class Adapter:
     norms: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=lambda: PRE_NORMS)
     unit_gain: float = 1.0
     roles: Mapping[str, Role] = dataclasses.field(default_factory=lambda: LLAMA_ROLES)
-    parts: Mapping[str, Callable[[Tensor, Any], list[Part]]] = dataclasses.field(default_factory=dict)
-    update: Callable[[Any, str, Tensor], Tensor] = as_returned
+    fused: Mapping[str, Callable[[Tensor, Any], list[WeightView]]] = dataclasses.field(default_factory=dict)
+    update: Callable[[Any, str, Tensor], Tensor] = lambda block, sublayer, output: output
     without: tuple[str, ...] = ()
-    check: Callable[[Any], None] = accept
+    check: Callable[[Any], None] = lambda config: None
 
     @property
     def family(self) -> str:
         """The ``model_type`` of the stock configuration."""
         return self.stock.config.model_type
 
-    def parts_of(self, name: str, parameter: Tensor, config: Any) -> list[Part] | None:
-        """Parts of a parameter by role, most often one; None if no pattern matches its name."""
-        for pattern, split in self.parts.items():
+    def views(self, name: str, parameter: Tensor, config: Any) -> list[WeightView] | None:
+        """A parameter by role, most often one view; None if no pattern matches its name."""
+        for pattern, view in self.fused.items():
             if re.search(rf"(^|\.)({pattern})$", name):
-                return split(parameter, config)
+                return view(parameter, config)
         for pattern, role in self.roles.items():
             if re.search(rf"({pattern})$", name):
-                return whole(parameter, role)
+                return unsplit(parameter, role)
         return None
 
     def norm_name(self, sublayer: str, slot: str) -> str:
@@ -123,6 +105,75 @@ class Adapter:
         norm.weight.fill_(self.unit_gain)
         if getattr(norm, "bias", None) is not None:
             norm.bias.zero_()
-        # The mark that transformers sets on what it has initialised.
-        vars(norm).pop("_is_hf_initialized", None)
+        forget_initialized(norm)
         return norm
+
+
+# Filled by geonorm.models.families.
+ADAPTERS: list[Adapter] = []
+
+
+def supported_families() -> list[str]:
+    """Names of the supported families: the ``model_type`` of their stock configurations."""
+    return [adapter.family for adapter in ADAPTERS]
+
+
+def adapter_for(model: nn.Module) -> Adapter:
+    """Return the adapter of a model, stock or rewired.
+
+    Raises:
+        UserError: the model's class is not one that a family names; says what to do and lists the supported families.
+    """
+    kind, config = own_class(model), getattr(model, "config", None)
+    for adapter in ADAPTERS:
+        if any(kind in (classes.model, classes.causal_lm) for classes in (adapter.stock, adapter.rewired)):
+            return adapter
+    name = f"a {type(model).__name__}"
+    for adapter in ADAPTERS:
+        if type(config) in (adapter.stock.config, adapter.rewired.config):
+            wanted = f"{adapter.stock.causal_lm.__name__} or {adapter.stock.model.__name__}"
+            raise UserError(f"cannot rewire {name}; load it as {wanted} and rewire that")
+    raise _unsupported(name, config)
+
+
+def adapter_for_config(config: Any) -> Adapter:
+    """Return the adapter of a configuration, stock or rewired.
+
+    Raises:
+        UserError: like :func:`adapter_for`.
+    """
+    for adapter in ADAPTERS:
+        if type(config) in (adapter.stock.config, adapter.rewired.config):
+            return adapter
+    raise _unsupported(f"a model of type {config.model_type!r}", config)
+
+
+def is_rewired(model: nn.Module) -> bool:
+    """Whether a model of a supported family has one of our classes, whatever its configuration says.
+
+    Raises:
+        UserError: like :func:`adapter_for`.
+    """
+    rewired = adapter_for(model).rewired
+    return own_class(model) in (rewired.model, rewired.causal_lm)
+
+
+def own_class(model: nn.Module) -> type[nn.Module]:
+    """Class of a model; ``fully_shard`` puts a class of its own before it."""
+    kind = type(model)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
+
+
+def config_placement(config: Any) -> Placement:
+    """Return the placement that a configuration of ours names."""
+    return create(config.placement, **(config.placement_options or {}))
+
+
+def _unsupported(name: str, config: Any) -> UserError:
+    known = ", ".join(supported_families())
+    if getattr(config, "is_encoder_decoder", False):
+        return UserError(f"cannot rewire {name}: it has an encoder; take a decoder of a supported family: {known}")
+    return UserError(
+        f"cannot rewire {name}; take a decoder of a supported family ({known}), or use geonorm.placements.Wiring in a "
+        "model of your own"
+    )

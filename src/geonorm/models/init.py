@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter
-from geonorm.models.registry import adapter_for, config_placement, is_rewired
-from geonorm.models.weights import Part, whole
+from geonorm.models.adapter import Adapter, adapter_for, config_placement, is_rewired
+from geonorm.models.compat import is_from_checkpoint
+from geonorm.models.weights import WeightView, unsplit
 from geonorm.placements import base_std
 from geonorm.placements.base import WEIGHT_ROLES, Connection, Placement
 
@@ -72,7 +72,7 @@ def _check_drawable(model: nn.Module, name: str, parameter: Tensor) -> None:
             f"{'an inference tensor' if parameter.is_inference() else f'quantised ({kind})'}; load the model "
             "without that, or keep its weights"
         )
-    for part in _parts(model, adapter, name, parameter):
+    for part in _views(model, adapter, name, parameter):
         if part.role in WEIGHT_ROLES:
             _expected_std(model, placement, part)
 
@@ -85,9 +85,9 @@ def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers:
     """
     adapter, placement = _rewired(model)
     # transformers marks the parameter; a view of it does not carry the mark.
-    if initializers is not nn.init and getattr(parameter, "_is_hf_initialized", False):
+    if initializers is not nn.init and is_from_checkpoint(parameter):
         return
-    for part in _parts(model, adapter, name, parameter):
+    for part in _views(model, adapter, name, parameter):
         if part.role == "norm":
             initializers.constant_(part.view, adapter.unit_gain)
         elif part.role == "bias":
@@ -112,7 +112,7 @@ def init_report(model: nn.Module) -> list[InitRow]:
     adapter, placement = _rewired(model)
     rows = []
     for name, parameter in model.named_parameters():
-        for part in _parts(model, adapter, name, parameter):
+        for part in _views(model, adapter, name, parameter):
             expected = _expected_std(model, placement, part) if part.role in WEIGHT_ROLES else 0.0
             value = part.view.detach().double()
             std = value.std(correction=0).item() if value.numel() else math.nan
@@ -127,18 +127,18 @@ def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
     return adapter_for(model), config_placement(model.config)
 
 
-def _parts(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[Part]:
+def _views(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[WeightView]:
     if isinstance(model.get_submodule(name.rpartition(".")[0]), Connection):
-        return whole(parameter, "step")
+        return unsplit(parameter, "step")
     if name.endswith("bias"):
-        return whole(parameter, "bias")
-    parts = adapter.parts_of(name, parameter, model.config)
-    if parts is None:
+        return unsplit(parameter, "bias")
+    views = adapter.views(name, parameter, model.config)
+    if views is None:
         raise UserError(f"parameter {name!r} of {type(model).__name__} has no known role in family {adapter.family}")
-    return parts
+    return views
 
 
-def _expected_std(model: nn.Module, placement: Placement, part: Part) -> float:
+def _expected_std(model: nn.Module, placement: Placement, part: WeightView) -> float:
     config: Any = model.config
     rule = placement.init_rule(part.role, config.num_hidden_layers)
     return rule.std(part.shape, base_std(config.hidden_size, config.initializer_range))

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from geonorm.errors import UserError
-from geonorm.models.adapter import Adapter
+from geonorm.models.adapter import Adapter, adapter_for, config_placement, is_rewired
 from geonorm.models.blocks import RewiredBlock, rewire_block
+from geonorm.models.compat import set_model_class
 from geonorm.models.init import init_weights
-from geonorm.models.registry import adapter_for, config_placement, is_rewired
 from geonorm.placements import Placement, Site, create
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -96,6 +96,23 @@ def current_placement(model: nn.Module) -> Placement:
     return config_placement(config) if is_rewired(model) else adapter.stock_placement(config)
 
 
+def shared_copy(model: Model) -> Model:
+    """Return a copy of a model, modules of its own around the very same weights and buffers."""
+    return copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
+
+
+def as_rewired(model: nn.Module) -> nn.Module:
+    """Return a rewired model with the same placement that shares the weights of ``model`` and leaves it as it is.
+
+    Raises:
+        UserError: unsupported class.
+    """
+    placement, view = current_placement(model), shared_copy(model)
+    if not is_rewired(view):
+        rewire(view, placement)
+    return view.eval()
+
+
 def base_model(model: nn.Module) -> nn.Module:
     """Return the decoder without its head (the model itself where it has none)."""
     return getattr(model, model.base_model_prefix, model)  # type: ignore[arg-type]
@@ -119,18 +136,8 @@ def install(model: nn.Module, adapter: Adapter, placement: Placement) -> None:
     if not placement.final_norm:
         setattr(inner, adapter.final_norm, nn.Identity())
     if inner is not model:
-        _set_class(model, adapter.rewired.causal_lm)
-    _set_class(inner, adapter.rewired.model)
-
-
-def _set_class(model: nn.Module, kind: type) -> None:
-    from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
-
-    model.__class__ = kind
-    # transformers looks up what it may record by the class that a model was constructed with.
-    _CAN_RECORD_REGISTRY[model] = kind._can_record_outputs  # type: ignore[index, attr-defined]
-    # What must stay on one device is collected by name when a model is constructed.
-    model._no_split_modules = set(kind._no_split_modules)  # type: ignore[assignment, attr-defined]
+        set_model_class(model, adapter.rewired.causal_lm)
+    set_model_class(inner, adapter.rewired.model)
 
 
 def _check_blocks(model: nn.Module, kind: type[nn.Module]) -> None:

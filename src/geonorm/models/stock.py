@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from geonorm.errors import UserError
-from geonorm.models.load import quiet_transformers, read_config, read_model
-from geonorm.models.registry import adapter_for_config, is_rewired
+from geonorm.models.adapter import adapter_for_config, is_rewired
+from geonorm.models.compat import quiet_transformers
+from geonorm.models.loading import read_config, read_model
 from geonorm.models.rewiring import current_placement, rewire
-from geonorm.models.source import check_config, check_folder, source_kind
+from geonorm.models.source import check_config, check_weights, find_source
 from geonorm.placements import Placement, create
 
-# Arguments that say where a configuration is, and those with which weights lie elsewhere than check_folder looks.
+# Arguments that say where a configuration is, and those with which weights lie elsewhere than check_weights looks.
 _LOCATED = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 _ELSEWHERE = {"subfolder", "variant", "gguf_file", "state_dict", "use_safetensors"}
 
@@ -84,24 +84,20 @@ def load_stock(
 
 
 def _read(source: str | os.PathLike, loading: dict[str, Any]) -> Any:
-    name = str(source)
-    kind = source_kind(name)
-    if kind == "gguf":
+    found = find_source(os.fspath(source))
+    if found.kind == "gguf":
         raise UserError(
-            f"load_stock takes a folder or a Hub name, and {name} is a GGUF file; read it with load_model and give "
-            "the model"
+            f"load_stock takes a folder or a Hub name, and {found.name} is a GGUF file; read it with load_model and "
+            "give the model"
         )
-    path = str(Path(source).expanduser()) if kind == "folder" else name
-    where = {"pretrained_model_name_or_path": path}
-    usual = kind == "folder" and not loading.keys() & _ELSEWHERE
+    usual = found.kind == "folder" and not loading.keys() & _ELSEWHERE
     if usual:
-        check_config(Path(path))
+        check_config(found.path)
     with quiet_transformers():
         if "config" not in loading:
-            located = {key: loading[key] for key in _LOCATED if key in loading}
-            loading["config"] = read_config({**where, **located}, name, kind)
+            loading["config"] = read_config(found, **{key: loading[key] for key in _LOCATED if key in loading})
         # Before the weights are read, which may take long.
         adapter_for_config(loading["config"])
         if usual:
-            check_folder(Path(path))
-        return read_model({**where, **loading}, name, kind)
+            check_weights(found.path)
+        return read_model(found, **loading)

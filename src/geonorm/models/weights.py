@@ -6,19 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from geonorm.placements.base import Role
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """The part of a weight that has one role.
+class WeightView:
+    """What of a weight has one role.
 
     Attributes:
-        role: what the part does.
-        view: the part, a view of the parameter in whatever layout it is stored.
+        role: what it does.
+        view: a view of the parameter in whatever layout it is stored.
         shape: ``(out, in)`` as a linear map, or the shape of what is none.
-        label: tells the parts of a fused weight apart; empty where the parameter has one part.
+        label: tells the views of a fused weight apart; empty where the parameter has one role.
     """
 
     role: Role
@@ -27,34 +28,30 @@ class Part:
     label: str = ""
 
 
-def whole(weight: Tensor, role: Role) -> list[Part]:
-    """A weight with one role, stored as ``[out, in]``."""
-    return [Part(role, weight, tuple(weight.shape))]
+def unsplit(weight: Tensor, role: Role, *, transposed: bool = False) -> list[WeightView]:
+    """A weight with one role, stored as ``[out, in]``, or ``[in, out]`` if ``transposed``."""
+    return [WeightView(role, weight, tuple(reversed(weight.shape)) if transposed else tuple(weight.shape))]
 
 
-def transposed(weight: Tensor, role: Role) -> list[Part]:
-    """A weight with one role, stored as ``[in, out]``."""
-    return [Part(role, weight, tuple(reversed(weight.shape)))]
-
-
-def columns(weight: Tensor, sizes: Sequence[tuple[Role, int]]) -> list[Part]:
-    """A weight stored as ``[in, out]`` whose outputs are split in order."""
-    views = weight.split([size for _, size in sizes], dim=1)
+def split(
+    weight: Tensor, sizes: Sequence[tuple[Role, int]], labels: Sequence[str] = (), *, transposed: bool = False
+) -> list[WeightView]:
+    """A weight whose outputs are split in order; labels are the roles unless given. Stored as for :func:`unsplit`."""
+    views = weight.split([size for _, size in sizes], dim=1 if transposed else 0)
+    names = labels or [role for role, _ in sizes]
     return [
-        Part(role, view, (view.shape[1], view.shape[0]), role) for (role, _), view in zip(sizes, views, strict=True)
+        WeightView(role, view, tuple(reversed(view.shape)) if transposed else tuple(view.shape), name)
+        for (role, _), view, name in zip(sizes, views, names, strict=True)
     ]
 
 
-def rows(weight: Tensor, sizes: Sequence[tuple[Role, int]], labels: Sequence[str] = ()) -> list[Part]:
-    """A weight stored as ``[out, in]`` whose outputs are split in order; labels are the roles unless given."""
-    views = weight.split([size for _, size in sizes], dim=0)
-    names = labels or [role for role, _ in sizes]
-    parts = zip(sizes, views, names, strict=True)
-    return [Part(role, view, tuple(view.shape), label) for (role, _), view, label in parts]
-
-
-def interleaved(weight: Tensor, num_heads: int, roles: tuple[Role, ...]) -> list[Part]:
+def interleaved(weight: Tensor, num_heads: int, roles: tuple[Role, ...]) -> list[WeightView]:
     """A weight stored as ``[heads * len(roles) * head size, in]``: head by head, one slice a role."""
     out, width = weight.shape
     heads = weight.view(num_heads, len(roles), out // (num_heads * len(roles)), width)
-    return [Part(role, heads[:, index], (out // len(roles), width), role) for index, role in enumerate(roles)]
+    return [WeightView(role, heads[:, index], (out // len(roles), width), role) for index, role in enumerate(roles)]
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor in full; every rank has to ask for one that is cut over them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -92,7 +92,7 @@ class Connection(nn.Module):
 
     def forward(self, stream: Any, sublayer: Sublayer, norms: Norms) -> Any:
         """Return the stream after the sub-layer."""
-        raise AssertionError("a connection defines forward")
+        raise NotImplementedError("a connection defines forward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Placement:
 
     def connection(self, site: Site) -> Connection:
         """Make the connection for one sub-layer."""
-        raise AssertionError("a placement defines connection")
+        raise NotImplementedError("a placement defines connection")
 
     def exit(self, stream: Any) -> Tensor:
         """Return what the final norm, or the head where there is none, reads: ``[..., d]``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 from typing import Any
 
 from geonorm.errors import UserError, plain, unknown
@@ -57,14 +58,20 @@ def create(placement: str | Placement, **options: Any) -> Placement:
         if name not in fields:
             raise unknown(f"option of placement {kind.name!r}", name, fields)
     # Here, where every option comes in: what cannot be saved must not show when a trained model is.
-    return kind(**{name: _plain_option(fields[name], value) for name, value in options.items()})
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _plain_option(name, hints[name], value) for name, value in options.items()})
 
 
-def _plain_option(field: dataclasses.Field[Any], value: object) -> Any:
-    value = plain(field.name, value)
-    if "float" not in str(field.type):
+def _plain_option(name: str, hint: Any, value: object) -> Any:
+    value = plain(name, value)
+    if not _has(hint, float):
         return value
     return [_float(item) for item in value] if isinstance(value, list) else _float(value)
+
+
+def _has(hint: Any, kind: type) -> bool:
+    """Whether a type occurs in another, such as float in ``Sequence[float] | None``."""
+    return hint is kind or any(_has(part, kind) for part in typing.get_args(hint))
 
 
 def _float(value: Any) -> Any:
@@ -82,9 +89,9 @@ def parse(text: str) -> Placement:
     """
     name, _, rest = text.partition(":")
     name = name.strip()
-    fields = dataclasses.fields(REGISTRY[name]) if name in REGISTRY else ()
+    hints = typing.get_type_hints(REGISTRY[name]) if name in REGISTRY else {}
     # `decay=none` names a law; `max_angle=none` means that there is no limit.
-    takes_none = {field.name for field in fields if "None" in str(field.type)}
+    takes_none = {key for key, hint in hints.items() if type(None) in typing.get_args(hint)}
     options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")

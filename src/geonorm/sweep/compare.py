@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from geonorm import data
-from geonorm.environment import environment, num_cores
 from geonorm.errors import UserError, check_folder_path
+from geonorm.provenance import environment, num_cores
 from geonorm.report.results import FORMAT, Results, write_results
 from geonorm.report.results import Trial as TrialResult
 from geonorm.storage import write_text

@@ -207,7 +207,7 @@ class Executor:
 
     def environment(self) -> dict[str, Any]:
         """What the results should say of where the trials ran, beyond this machine."""
-        return {}
+        return {"threads_per_trial": self.resources.threads * self.resources.ranks}
 
     def start(self, folder: Path) -> Handle:
         """Start the trial whose configuration stands beside ``folder``, from its last checkpoint if it has one."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from geonorm.environment import code_version, describe_machine
 from geonorm.errors import UserError, first_line
+from geonorm.provenance import code_version, environment
 from geonorm.sweep.executors import Executor, Handle, Resources, TrialProcess, spec_path
 
 _ANSWER_SECONDS, _DESCRIBE_SECONDS, _CANCEL_SECONDS, _POLL_SECONDS = 10, 300, 30, 0.3
@@ -250,6 +250,18 @@ def run_here(code: str, folder: str, resources: Resources) -> str:
     return failure
 
 
+def describe_machine() -> dict[str, Any]:
+    """What has to be equal on every machine of a comparison (``versions``), and what may differ."""
+    import torch
+
+    facts = environment()
+    return {
+        "versions": {name: facts[name] for name in ("geonorm", "torch", "transformers")},
+        "processor": facts["processor"],
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+    }
+
+
 def difference(theirs: dict[str, str] | None, mine: dict[str, str]) -> str:
     """What is wrong with a machine's versions, in words; empty if nothing is.
 
@@ -272,7 +284,7 @@ def _remote_functions() -> tuple[Callable[..., dict[str, Any]], Callable[..., st
 
         unseen = [path for path in seen if not os.path.exists(path)]
         try:
-            from geonorm.environment import describe_machine
+            from geonorm.sweep.on_ray import describe_machine
         except ImportError:
             return {"versions": None, "unseen": unseen}
         return {**describe_machine(), "unseen": unseen}

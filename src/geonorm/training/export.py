@@ -38,8 +38,8 @@ def export(run: Path, out: Path, *, step: int | None = None, say: Callable[[str]
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # This import registers the classes of our models as well.
-    from geonorm.models.load import quiet_transformers
-    from geonorm.models.save import whole_folder
+    from geonorm.models.compat import quiet_transformers
+    from geonorm.models.saving import whole_folder
 
     if not (run / places.RUN).is_file() or not (run / places.MODEL / "config.json").is_file():
         raise UserError(f"{run} is not the folder of a training run; name one that `geonorm train` made")

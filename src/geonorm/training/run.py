@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from geonorm.data.windows import HeldOutWindows
-from geonorm.environment import code_version
 from geonorm.errors import UserError
 from geonorm.ops import which
+from geonorm.provenance import code_version
 from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
 from geonorm.training import folder as places

@@ -13,7 +13,7 @@ from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.data.corpus import TOKEN_FILES
 from geonorm.errors import UserError
-from geonorm.models.ids import check_ids, num_embeddings
+from geonorm.models.tokens import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.distributed import Ranks
@@ -126,7 +126,7 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
 def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from geonorm.models.load import quiet_transformers
+    from geonorm.models.compat import quiet_transformers
 
     _check_tokenizer(folder, corpus)
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}

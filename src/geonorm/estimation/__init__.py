@@ -1,0 +1,1 @@
+"""An estimate of what a training run takes, before it is started: ``geonorm plan``."""

@@ -1,1 +1,0 @@
-"""Families of models: one file each, naming where the family keeps its parts."""

@@ -1,1 +1,0 @@
-"""What a training run will take, before it is started: ``geonorm plan``."""
