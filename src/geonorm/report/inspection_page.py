@@ -16,16 +16,17 @@ from geonorm.report.inspection_tables import laws_table, print_inspection, subla
 from geonorm.report.page import Page, Section, write_page
 
 LAWS = (
-    "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that geonorm "
-    "would need. The numbers are typical relative errors on a layer that was left out of the fit, and the least one is bold. "
-    "\u201cInner\u201d blocks are all but the first and the last. \u201cBoth\u201d fits attention and MLP of a layer with one "
-    "step size, as geonorm has by default. The power law is k to the power of minus the exponent, which stands with its "
-    "standard error; below zero, values grow."
+    "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that "
+    "geonorm would need. The numbers are typical relative errors on a layer that was left out of the fit, and the "
+    "least one is bold. \u201cInner\u201d blocks are all but the first and the last. \u201cBoth\u201d fits attention "
+    "and MLP of a layer with one step size, as geonorm has by default. The power law is k to the power of minus the "
+    "exponent, which stands with its standard error; below zero, values grow."
 )
 SUBLAYERS = (
-    "Medians over tokens. Lengths are RMS (length over the square root of the hidden size), angles are degrees. Alpha is the "
-    "step size that geonorm needs for the same angle; with a unit update, the one that it needs under normalize_update. "
-    "\u201cFirst\u201d is the first token of each window, which is not in the other columns unless it was counted."
+    "Medians over tokens. Lengths are RMS (length over the square root of the hidden size), angles are degrees. Alpha "
+    "is the step size that geonorm needs for the same angle; with a unit update, the one that it needs under "
+    "normalize_update. \u201cFirst\u201d is the first token of each window, which is not in the other columns unless "
+    "it was counted."
 )
 
 
@@ -92,8 +93,8 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     for model in models:
         term = "Model" if len(models) == 1 else model["name"]
         shape = (
-            f"{model['class']}, {scaled(model['num_parameters'])} parameters, {model['num_layers']} layers, hidden size "
-            f"{model['width']}, {model['dtype']}, placement {model['placement_label']}"
+            f"{model['class']}, {scaled(model['num_parameters'])} parameters, {model['num_layers']} layers, hidden "
+            f"size {model['width']}, {model['dtype']}, placement {model['placement_label']}"
         )
         facts.append((term, shape))
     facts.append(("Text", text_words(results)))

@@ -1,4 +1,4 @@
-"""The page of a report, whatever it reports on: one HTML file that needs nothing beside it, and its figures as files."""
+"""The page of a report, whatever it reports on: one HTML file that needs nothing beside it, and the figures."""
 
 from __future__ import annotations
 

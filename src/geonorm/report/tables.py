@@ -10,7 +10,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-
 # What a column of words needs at least, in characters.
 _WORDS = 9
 
