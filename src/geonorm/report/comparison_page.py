@@ -89,7 +89,7 @@ def _page(results: Results, views: list[Results], series: list[list[Series]]) ->
             name = view.variants[0].name
             headline, sentences = describe_variant(view)
             sections.append(Section(name, text=" ".join([f"{headline}.", *sentences]), level=1))
-            sections += _of_variant(view, rows, f"{place}-{re.sub(r'[^a-zA-Z0-9.=,_-]+', '-', name)}-", 3)
+            sections += _of_variant(view, rows, f"{place}-{re.sub(r'[^a-zA-Z0-9.=,_-]+', '-', name)[:80]}-", 3)
     text = {
         key.removeprefix("num_").replace("_", " "): grouped(value) if "num_" in key and _is_number(value) else value
         for key, value in results.corpus.items()
