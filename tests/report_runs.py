@@ -126,7 +126,9 @@ def build_results(
     candidates = [row for row in rows if row.placement == "pre" and row.best_lr]
     reference = min(candidates, key=lambda row: row.test_loss_mean, default=None)
     if reference is not None:
-        rows = [row if row is reference or not row.best_lr else judged(row, reference, shown_losses) for row in rows]
+        rows = [
+            row if row is reference or not row.best_lr else judged(row, reference, shown_losses, noise) for row in rows
+        ]
     rows.sort(key=lambda row: (row.test_loss_mean is None, row.num_lost > 0, row.test_loss_mean or 0.0))
     return Results(
         trials=tuple(trials),
@@ -143,13 +145,13 @@ def build_results(
     )
 
 
-def judged(row, reference, losses):
+def judged(row, reference, losses, noise):
     """The row with its difference to the reference, seed by seed, and a verdict or the reason for none."""
     seeds = sorted(losses[row.label].keys() & losses[reference.label].keys())
     differences = [losses[row.label][seed] - losses[reference.label][seed] for seed in seeds]
     mean = float(np.mean(differences))
     many = len(seeds) > 1
-    half = 4 * float(np.std(differences, ddof=1)) / len(seeds) ** 0.5 if many else 0.01
+    half = 4 * noise + 0.002 if many else 0.01
     low, high = mean - 1.2 * half, mean + 1.2 * half
     num_seeds = len(seeds) if row.num_seeds and reference.num_seeds else 0
     difference = Difference(

@@ -16,9 +16,9 @@ from geonorm.report.style import FONT_SIZE, MUTED, PAPER
 
 GRADIENT = (
     "Gradient norm by layer",
-    "Norm of the gradient of each layer's parameters, from the input (layer 1) to the output, at the first and the last "
-    "measurement; both panels share their axes. A level line means that all layers receive gradients of like size; a "
-    "line that falls to the right means that the lower layers get the larger ones.",
+    "Norm of the gradient of each layer's parameters, from the input (layer 1) to the output, at the first and the "
+    "last measurement; both panels share their axes. A level line means that all layers receive gradients of like "
+    "size; a line that falls to the right means that the lower layers get the larger ones.",
 )
 ANGLE = (
     "Angle of each step by layer",

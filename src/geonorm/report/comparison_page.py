@@ -8,6 +8,7 @@ from typing import Any
 
 from geonorm.report.comparison_figures import comparison_figures
 from geonorm.report.comparison_tables import (
+    ENDS,
     interval_kinds,
     median_of,
     overview_table,
@@ -33,18 +34,20 @@ MODEL = {
 }
 TRAINING = {"optimizer.name": "{}", "schedule.name": "{} schedule", "precision": "{}"}
 RANKING = (
-    "Each placement at the learning rate shown, lowest loss first. Losses are nats per token of the test text{brackets}. "
-    "A row is better or worse only where a difference to the reference is shown; \u201cno verdict\u201d has its reason "
-    "above. In the plot, a dot is the {shown} and a bar its interval{line}; what reaches the edge goes on beyond it."
+    "Each placement at the learning rate shown, lowest loss first. Losses are nats per token of the test "
+    "text{brackets}. A row is better or worse only where a difference to the reference is shown; \u201cno "
+    "verdict\u201d has its reason above."
 )
+PLOT = "In the plot, a dot is the {shown} and a bar its interval{line}; what reaches the edge goes on beyond it."
 PUBLISHED = (
-    f"Values of {SOURCE}, not of this run; nothing on this page is computed from them. This run has the size and, by the "
-    "name of its sources, the text. Length of training, split, tokenizer and context may differ, and with them the loss."
+    f"Values of {SOURCE}, not of this run; nothing on this page is computed from them. This run has the size and, by "
+    "the name of its sources, the text. Length of training, split, tokenizer and context may differ, and with them the "
+    "loss."
 )
 SPEED = (
-    "Medians over the trials at the learning rate shown, of training steps alone. Trials run at different times and beside "
-    "each other, so these numbers follow the load of the machine as much as the placement: no comparison of speed can be "
-    "read from them."
+    "Medians over the trials at the learning rate shown, of training steps alone. Trials run at different times and "
+    "beside each other, so these numbers follow the load of the machine as much as the placement: no comparison of "
+    "speed can be read from them."
 )
 
 
@@ -86,7 +89,7 @@ def _page(results: Results, views: list[Results], series: list[list[Series]]) ->
             name = view.variants[0].name
             headline, sentences = describe_variant(view)
             sections.append(Section(name, text=" ".join([f"{headline}.", *sentences]), level=1))
-            sections += _of_variant(view, rows, f"{place}-{re.sub(r'[^a-zA-Z0-9.=,_-]+', '-', name)}-", 3)
+            sections += _of_variant(view, rows, f"{place}-{re.sub(r'[^a-zA-Z0-9.=,_-]+', '-', name)[:80]}-", 3)
     text = {
         key.removeprefix("num_").replace("_", " "): grouped(value) if "num_" in key and _is_number(value) else value
         for key, value in results.corpus.items()
@@ -109,27 +112,25 @@ def _page(results: Results, views: list[Results], series: list[list[Series]]) ->
 
 def _of_variant(results: Results, series: list[Series], prefix: str = "", level: int = 2) -> list[Section]:
     """The sections of one variant: ranking, the paper's values where there are any, rates, figures, speed."""
-    speed_words = _speed_words(results)
-    kinds, reference = interval_kinds(results), results.reference
-    by_difference = any(row.difference for row in results.summary)
-    brackets = f"; brackets are 95% intervals over {kinds}, those of differences at the level at which Holm's rule decides the row"
-    note = RANKING.format(
-        brackets=brackets if kinds else "",
-        shown=f"difference to {reference}" if by_difference else "loss",
-        line=", and the vertical line no difference" if by_difference else "",
+    ranking, kinds, speed = ranking_table(results, series), interval_kinds(results), _speed_words(results)
+    brackets = (
+        f"; brackets are 95% intervals over {kinds}, those of differences at the level at which Holm's rule decides"
     )
-    sections = [
-        Section("The comparison", tables=[ranking_table(results, series)], note=f"{note} {speed_words}", level=level)
-    ]
+    note = RANKING.format(brackets=f"{brackets} the row" if kinds else "")
+    if ENDS in ranking.headings:
+        by_difference = any(row.difference for row in results.summary)
+        line = ", and the vertical line no difference" if by_difference else ""
+        note += " " + PLOT.format(shown=f"difference to {results.reference}" if by_difference else "loss", line=line)
+    sections = [Section("The comparison", tables=[ranking], note=f"{note} {speed}", level=level)]
     if published := published_beside(results):
         rows = [(one.placement, one.size, one.data, number(one.loss, 4)) for one in published]
         table = Table(("Placement", "Size", "Text", "Val loss"), rows, left=(0, 1, 2))
         sections.append(Section("What the paper reports", tables=[table], note=PUBLISHED, level=level))
     sections.append(Section("Learning rates", tables=[rates_table(series)], level=level))
-    for block in comparison_figures(series, results.rates.selection_seed, prefix):
-        sections.append(Section(block.title, panels=block.panels, caption=block.caption, level=level))
+    blocks = comparison_figures(series, results.rates.selection_seed, prefix)
+    sections += [Section(block.title, panels=block.panels, caption=block.caption, level=level) for block in blocks]
     if (speeds := speed_table(series)).rows:
-        sections.append(Section("Speed and memory", tables=[speeds], note=f"{SPEED} {speed_words}", level=level))
+        sections.append(Section("Speed and memory", tables=[speeds], note=f"{SPEED} {speed}", level=level))
     return sections
 
 
@@ -140,9 +141,9 @@ def _speed_words(results: Results) -> str:
         return ""
     compiled = {**results.settings, **results.variants[0].values}.get("compile")
     steps = sorted({trial.step_impl for trial in ran if trial.placement == "geonorm" and trial.step_impl})
-    step = f" GeoNorm's step ran by the implementation {listing(steps)}," if steps else ""
+    step = f"GeoNorm's step by its implementation {listing(steps)}, " if steps else ""
     return (
-        f"Tokens/s compares every placement {'under torch.compile' if compiled else 'in eager mode'};{step} the norms of "
+        f"Tokens/s compares placements {'under torch.compile' if compiled else 'in eager mode'}: {step}the norms of "
         "all placements by torch's operations."
     )
 

@@ -205,8 +205,8 @@ def _doubts(results: Results) -> list[str]:
     overlap, share = corpus.get("overlap_test"), corpus.get("largest_share_test")
     if isinstance(overlap, float) and overlap >= 0.01:
         doubts.append(
-            f"{percent(overlap)} of the test tokens lie in a run of {corpus.get('overlap_ngram')} tokens that is in the "
-            "training text too."
+            f"{percent(overlap)} of the test tokens lie in a run of {corpus.get('overlap_ngram')} tokens that is in "
+            "the training text too."
         )
     if isinstance(share, float) and share > 0.5:
         doubts.append(f"One document makes {percent(share)} of the test text.")
@@ -215,7 +215,8 @@ def _doubts(results: Results) -> list[str]:
         most = max(tried.values())
         names = listing([PROSE_NAMES.get(name, name) for name, count in tried.items() if count == most])
         doubts.append(
-            f"{names} had {most} sets of options tried, others as few as {min(tried.values())}: more tries, more chances."
+            f"{names} had {most} sets of options tried, others as few as {min(tried.values())}: more tries, more "
+            "chances."
         )
     if sum(bool(row.difference) for row in done) > 1:
         doubts.append(
@@ -248,10 +249,9 @@ def _scale(results: Results) -> str:
 
 def _notes(results: Results) -> list[str]:
     """How the results came about: rates of elsewhere, short texts, mixed code, what is missing."""
-    notes = []
-    placements = {row.label: row.placement for row in results.summary}
-    for label in results.rates.inherited:
-        notes.append(f"{label} runs at the rate that was found for {placements.get(label, label.partition('(')[0])}.")
+    notes = [
+        f"{label} runs at the rate that was found for {label.partition('(')[0]}." for label in results.rates.inherited
+    ]
     if results.rates.other_corpus:
         notes.append("The rates were found on another text than the one that is trained on here.")
     key = "evaluation.windows"

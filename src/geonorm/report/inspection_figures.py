@@ -19,20 +19,20 @@ ANGLE = (
     "quartile."
 )
 LENGTHS = (
-    "Length of the stream before each sub-layer, and of what the sub-layer gives to it, both divided by the square root "
-    "of the hidden size. Where the first grows as fast as the second, the angle stays."
+    "Length of the stream before each sub-layer, and of what the sub-layer gives to it, both divided by the square "
+    "root of the hidden size. Where the first grows as fast as the second, the angle stays."
 )
 ALONG = (
-    "The update taken apart: along the stream it changes the radius (above zero it lengthens, below it shortens), across "
-    "it turns. geonorm keeps the second part alone."
+    "The update taken apart: along the stream it changes the radius (above zero it lengthens, below it shortens), "
+    "across it turns. geonorm keeps the second part alone."
 )
 ALPHA = (
-    "Step size with which geonorm, on its sphere of RMS 1, would turn the stream by the same angle for the same sub-layer "
-    "output. A model that adds to a growing stream has a decay built in: this is it."
+    "Step size with which geonorm, on its sphere of RMS 1, would turn the stream by the same angle for the same "
+    "sub-layer output. A model that adds to a growing stream has a decay built in: this is it."
 )
 GRADIENT = (
-    "Norm of the gradient of each block's parameters for the mean loss on this text. A line that falls to the right means "
-    "that the lower layers get the larger gradients."
+    "Norm of the gradient of each block's parameters for the mean loss on this text. A line that falls to the right "
+    "means that the lower layers get the larger gradients."
 )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from geonorm.inspection.config import InspectConfig
-from geonorm.inspection.run import RESULTS, run
+from geonorm.inspection.inspect_command import RESULTS, inspect_models
+from geonorm.model_options import InspectConfig
 from geonorm.report.format import scaled
 from geonorm.report.inspection_figures import inspection_figures
 from geonorm.report.inspection_finding import describe_inspection, text_words, token_words
@@ -16,16 +16,17 @@ from geonorm.report.inspection_tables import laws_table, print_inspection, subla
 from geonorm.report.page import Page, Section, write_page
 
 LAWS = (
-    "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that geonorm "
-    "would need. The numbers are typical relative errors on a layer that was left out of the fit, and the least one is bold. "
-    "\u201cInner\u201d blocks are all but the first and the last. \u201cBoth\u201d fits attention and MLP of a layer with one "
-    "step size, as geonorm has by default. The power law is k to the power of minus the exponent, which stands with its "
-    "standard error; below zero, values grow."
+    "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that "
+    "geonorm would need. The numbers are typical relative errors on a layer that was left out of the fit, and the "
+    "least one is bold. \u201cInner\u201d blocks are all but the first and the last. \u201cBoth\u201d fits attention "
+    "and MLP of a layer with one step size, as geonorm has by default. The power law is k to the power of minus the "
+    "exponent, which stands with its standard error; below zero, values grow."
 )
 SUBLAYERS = (
-    "Medians over tokens. Lengths are RMS (length over the square root of the hidden size), angles are degrees. Alpha is the "
-    "step size that geonorm needs for the same angle; with a unit update, the one that it needs under normalize_update. "
-    "\u201cFirst\u201d is the first token of each window, which is not in the other columns unless it was counted."
+    "Medians over tokens. Lengths are RMS (length over the square root of the hidden size), angles are degrees. Alpha "
+    "is the step size that geonorm needs for the same angle; with a unit update, the one that it needs under "
+    "normalize_update. \u201cFirst\u201d is the first token of each window, which is not in the other columns unless "
+    "it was counted."
 )
 
 
@@ -33,10 +34,10 @@ def inspect_and_report(config: InspectConfig) -> int:
     """Inspect, report, and return the exit code.
 
     Raises:
-        UserError: what :func:`geonorm.inspection.run.run` raises.
+        UserError: what :func:`geonorm.inspection.inspect_command.inspect_models` raises.
     """
     console = Console()
-    results = run(config, console)
+    results = inspect_models(config, console)
     page = write_inspection(config.out, results)
     print_inspection(results, console)
     for line in (f"numbers: {config.out / RESULTS}", f"report: {page}"):
@@ -49,7 +50,7 @@ def write_inspection(out: Path, results: dict[str, Any]) -> Path:
 
     Args:
         out: the folder.
-        results: what :func:`geonorm.inspection.run.run` returns.
+        results: what :func:`geonorm.inspection.inspect_command.inspect_models` returns.
 
     Returns:
         the path of the page.
@@ -92,8 +93,8 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     for model in models:
         term = "Model" if len(models) == 1 else model["name"]
         shape = (
-            f"{model['class']}, {scaled(model['num_parameters'])} parameters, {model['num_layers']} layers, hidden size "
-            f"{model['width']}, {model['dtype']}, placement {model['placement_label']}"
+            f"{model['class']}, {scaled(model['num_parameters'])} parameters, {model['num_layers']} layers, hidden "
+            f"size {model['width']}, {model['dtype']}, placement {model['placement_label']}"
         )
         facts.append((term, shape))
     facts.append(("Text", text_words(results)))

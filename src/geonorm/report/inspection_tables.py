@@ -61,8 +61,8 @@ def sublayers_table(model: dict[str, Any], *, wide: bool = False) -> Table:
     loss = "" if model["loss"] is None else f"; loss {model['loss']:.3f} nats/token"
     tokens = model["tokens"]
     caption = (
-        f"medians over {tokens['counted']} tokens; lengths are RMS, angles in degrees; alpha: step size that geonorm needs "
-        f"for the same angle; {token_words(model)}; the first {tokens['skip_first']} of each left out{loss}"
+        f"medians over {tokens['counted']} tokens; lengths are RMS, angles in degrees; alpha: step size that geonorm "
+        f"needs for the same angle; {token_words(model)}; the first {tokens['skip_first']} of each left out{loss}"
     )
     name = f"{model['name']} ({model['class']}, {model['placement_label']})"
     return Table(headings, rows, left=(0, 1), kind="trials dense", title=name, caption=caption)

@@ -1,4 +1,4 @@
-"""The page of a report, whatever it reports on: one HTML file that needs nothing beside it, and its figures as files."""
+"""The page of a report, whatever it reports on: one HTML file that needs nothing beside it, and the figures."""
 
 from __future__ import annotations
 
@@ -74,14 +74,11 @@ def write_page(path: Path, make: Callable[[], Page]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with style.context():
             page = make()
-            names = [panel.name for section in page.sections for panel in section.panels]
-            _remove_others(folder, names)
-            images = {
-                panel.name: base64.b64encode(style.save_files(panel.figure, folder / panel.name)).decode()
-                for section in page.sections
-                for panel in section.panels
-            }
+            panels = [panel for section in page.sections for panel in section.panels]
+            drawn = {panel.name: style.save_files(panel.figure, folder / panel.name) for panel in panels}
+        images = {name: base64.b64encode(svg).decode() for name, svg in drawn.items()}
         write_text(path, _templates().get_template("page.html.j2").render(page=page, images=images))
+        _remove_others(folder, list(drawn))
     except OSError as error:
         raise UserError(f"cannot write the report into {path.parent}: {error}") from None
     return path

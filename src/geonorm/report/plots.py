@@ -65,7 +65,8 @@ def new_panel(title: str, x_label: str) -> tuple[Figure, Axes]:
 def draw_lines(figure: Figure, axes: Axes, lines: Sequence[Line], *, markers: bool) -> None:
     """Draw lines with their bands, the first on top, and name them; markers help where lines are many."""
     for place, line in enumerate(reversed(lines)):
-        curve, extra = line.curve, {**line.look.line, "markersize": 5, "markeredgecolor": PAPER, "markeredgewidth": 0.8}
+        curve = line.curve
+        extra: dict[str, Any] = {**line.look.line, "markersize": 5, "markeredgecolor": PAPER, "markeredgewidth": 0.8}
         if np.any(curve.high > curve.low):
             axes.fill_between(curve.x, curve.low, curve.high, color=line.look.colour, alpha=0.13, linewidth=0)
         if len(lines) > MANY_LINES:
@@ -73,8 +74,8 @@ def draw_lines(figure: Figure, axes: Axes, lines: Sequence[Line], *, markers: bo
             extra["markevery"] = (place % every, every)
         elif not markers:
             extra["marker"] = "o" if len(curve.x) == 1 else ""
-        front = {"zorder": 4, "linewidth": 2.3} if line.front else {"zorder": 3}
-        axes.plot(curve.x, curve.y, label=label_of(line.name), **extra, **front)
+        extra |= {"zorder": 4, "linewidth": 2.3} if line.front else {"zorder": 3}
+        axes.plot(curve.x, curve.y, label=label_of(line.name), **extra)
     add_legend(figure, axes)
 
 

@@ -154,7 +154,7 @@ def read_metrics(path: Path) -> Metrics:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             skipped += 1
     # Figures need steps that rise.
-    return Metrics(**{kind: dict(sorted(found.items())) for kind, found in rows.items()}, skipped=skipped)
+    return Metrics(*(dict(sorted(by_step.items())) for by_step in rows.values()), skipped=skipped)
 
 
 def _measured(entry: dict[str, Any]) -> Any:
