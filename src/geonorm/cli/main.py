@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+from collections.abc import Iterator
 
 from geonorm.console import drain, steady
 from geonorm.errors import UserError, disk_reason
@@ -20,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         0 if all went well; 1 if a trial failed or a run diverged; 2 if the user has to change something; 75 if asked to
         end by SIGTERM or SIGUSR1; 130 if interrupted.
     """
-    with steady(), stop_requests(leaves_at_once=arguments is None) as request:
+    with steady(), _logged(), stop_requests(leaves_at_once=arguments is None) as request:
         try:
             try:
                 code = _run(arguments, request)
@@ -34,6 +37,21 @@ def main(arguments: list[str] | None = None) -> int:
             request.ignore_further()
         # Somebody else may have asked while what the first had asked for was done.
         return request.code if code == INTERRUPTED and request.code else code
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """What the library logs on standard error, as plain lines."""
+    handler, log = logging.StreamHandler(), logging.getLogger("geonorm")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _run(arguments: list[str] | None, request: StopRequest) -> int:

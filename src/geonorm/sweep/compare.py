@@ -11,6 +11,7 @@ from rich.console import Console
 
 from geonorm import data
 from geonorm.errors import UserError, check_folder_path
+from geonorm.ops import ensure_cpu_kernels
 from geonorm.provenance import environment, num_cores
 from geonorm.report.results import FORMAT, Results, write_results
 from geonorm.report.results import Trial as TrialResult
@@ -79,7 +80,7 @@ def compare(
     known = Corpus(corpus.path, corpus_identity(corpus), corpus.description["fingerprint"])
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, "running a comparison"):
-        _claim(out, sweep, known)
+        _claim(out, sweep, known, _decide_step(out, sweep))
         facts = {"corpus": _corpus_facts(corpus), "num_windows": num_windows, "command": command}
         return _Comparison(sweep, out, machines, known, console, facts).run()
 
@@ -175,10 +176,26 @@ def _check_folder(out: Path, resume: bool) -> None:
             raise UserError(f"`out` {out} holds no comparison ({CONFIG} is missing); name another folder")
 
 
-def _claim(out: Path, sweep: Sweep, corpus: Corpus) -> None:
+def _decide_step(out: Path, sweep: Sweep) -> str | None:
+    """Build the C++ kernels of the step first where trials would use them; they run what the first of them ran."""
+    runs = sweep.variants.values()
+    if all(run.compile for run in runs) or _num_gpus(next(iter(runs)).device):
+        return None
+    if all(placement.name != "geonorm" for placement in sweep.placements):
+        return None
+    before = recipe.read_file(out / CONFIG).get("step_impl") if (out / CONFIG).exists() else None
+    return ensure_cpu_kernels(wait=True, recorded=before)
+
+
+def _claim(out: Path, sweep: Sweep, corpus: Corpus, step_impl: str | None) -> None:
     """Write the configuration of the comparison, if the folder does not hold another one."""
     path = out / CONFIG
-    now = {"format": FORMAT, "corpus": corpus.fingerprint, "settings": recipe.nested_all(sweep.shared())}
+    now = {
+        "format": FORMAT,
+        "corpus": corpus.fingerprint,
+        "step_impl": step_impl,
+        "settings": recipe.nested_all(sweep.shared()),
+    }
     if path.exists():
         _check_same(path, now)
     axes = recipe.resolved(sweep.axes)

@@ -138,6 +138,10 @@ class RunFolder:
                     "resume it, or name another folder"
                 )
 
+    def recorded_step(self) -> str | None:
+        """The implementation of the step that the run had last; None for a run that starts from nothing."""
+        return None if self.is_new else (self.run.get("step") or [None])[-1]
+
     def begin(self, fingerprint: str, num_labels: dict[str, int], step: str, num_bytes: int) -> None:
         """Write down what is being run, and remove what a run before it has written, if it is not gone on with.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
-from geonorm.ops import which
+from geonorm.ops import ensure_cpu_kernels, which
 from geonorm.provenance import code_version
 from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
@@ -131,6 +131,7 @@ class _Run:
     def _train(self) -> int:
         config, ranks = self.config, self.ranks
         check_model(config)
+        self.step_impl = self._decide_step()
         self.corpus = open_corpus(config, self.say)
         self.data = open_data(config, self.corpus)
         self.model = make_model(config, self.corpus)
@@ -163,14 +164,19 @@ class _Run:
             self.checkpoints.wait()
         return self._finish(outcome)
 
+    def _decide_step(self) -> str:
+        """Name of the implementation of the step that this run takes to its end, the same on every rank."""
+        device, recorded = self.ranks.device, self.ranks.on_main(lambda: self.folder.recorded_step())  # type: ignore[union-attr]
+        if device.type != "cpu":
+            return which(torch.empty(1, 1, device=device))
+        # Under the compiler on a CPU the step is always the analytic one, see `geonorm.ops.which`.
+        return "autograd" if self.config.compile else ensure_cpu_kernels(recorded=recorded)
+
     def _begin(self) -> None:
         assert self.folder is not None
         check_trackers(self.config.tracking)
-        # Under the compiler on a CPU the step is always the analytic one, see `geonorm.ops.which`.
-        compiled = self.config.compile and self.ranks.device.type == "cpu"
-        step = "autograd" if compiled else which(torch.empty(1, 1, device=self.ranks.device))
         num_bytes = _NUMBERS_KEPT * 4 * self.num_parameters
-        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels, step, num_bytes)
+        self.folder.begin(corpus_identity(self.corpus), self.corpus.num_labels, self.step_impl, num_bytes)
         save_description(self.out / places.MODEL, self.model, self.corpus)
 
     def _open_reporter(self, throughput: Throughput, num_bytes: int) -> None:
