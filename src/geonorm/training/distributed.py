@@ -148,8 +148,8 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-# A reducer holds a process group, whose destructor waits, with Python's lock, for a thread that may just need that lock to
-# put away the last collective: torch 2.13 hangs there now and then. So it goes with the process.
+# A reducer holds a process group, whose destructor waits, with Python's lock, for a thread that may just need that lock
+# to put away the last collective: torch 2.13 hangs there now and then. So it goes with the process.
 _KEPT: list[nn.Module] = []
 
 

@@ -166,11 +166,19 @@ class _Run:
 
     def _decide_step(self) -> str:
         """Name of the implementation of the step that this run takes to its end, the same on every rank."""
-        device, recorded = self.ranks.device, self.ranks.on_main(lambda: self.folder.recorded_step())  # type: ignore[union-attr]
+        ranks, device = self.ranks, self.ranks.device
         if device.type != "cpu":
             return which(torch.empty(1, 1, device=device))
         # Under the compiler on a CPU the step is always the analytic one, see `geonorm.ops.which`.
-        return "autograd" if self.config.compile else ensure_cpu_kernels(recorded=recorded)
+        if self.config.compile:
+            return "autograd"
+
+        def decide() -> str:
+            assert self.folder is not None
+            return ensure_cpu_kernels(recorded=self.folder.recorded_step())
+
+        chosen = ranks.on_main(decide)
+        return chosen if ranks.is_main else ensure_cpu_kernels(recorded=chosen)
 
     def _begin(self) -> None:
         assert self.folder is not None
