@@ -21,10 +21,10 @@ from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
 from geonorm.training.distributed import joined, solo
+from geonorm.training.optimizer import make_optimizer
 from geonorm.training.progress import SPIKE_MINIMUM, Progress
 from geonorm.training.recipe import dump, load
 from geonorm.training.run import DIVERGED, run
-from geonorm.training.setup import make_optimizer
 from geonorm.training.throughput import flops_per_token
 from train_runs import assert_same_end, rows, tensors, tiny, tiny_corpus
 
