@@ -123,7 +123,7 @@ def attention_of(family, block):
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3"])
 @pytest.mark.parametrize("role", ["query", "key", "value"])
-def test_parts_of_a_fused_weight_are_what_they_are_called(family, role):
+def test_views_of_a_fused_weight_are_what_they_are_called(family, role):
     model, ids = stock_model(family), prompts(1, 9)
     attention, seen = attention_of(family, blocks(model)[0]), {}
     model.set_attn_implementation("eager")
@@ -132,7 +132,7 @@ def test_parts_of_a_fused_weight_are_what_they_are_called(family, role):
             if parameter.dim() == 1:
                 parameter.zero_()
         for name, parameter in model.named_parameters():
-            for part in adapter_of(family).parts_of(name, parameter, model.config) or ():
+            for part in adapter_of(family).views(name, parameter, model.config) or ():
                 if part.role == role and part.label and name.startswith(f"{first_block(model)}."):
                     part.view.zero_()
                     seen[name] = part
