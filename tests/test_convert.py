@@ -110,7 +110,7 @@ def test_a_converted_model_trains_saves_and_loads(tmp_path):
 
 REFUSED = {
     "gpt2": "LayerNorm: it takes the mean away or adds a bias",
-    "gpt_neox": "it is wired as 'parallel', and only 'pre' has a way",
+    "gpt_neox": "it is wired as 'parallel'; convert one wired as 'pre'",
     "gpt_neox sequential": "LayerNorm: it takes the mean away or adds a bias",
     "gemma2": "it is wired as 'sandwich'",
     "gemma3_text": "it is wired as 'sandwich'",

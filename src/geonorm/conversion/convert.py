@@ -99,7 +99,9 @@ def check_convertible(model: nn.Module) -> nn.Module:
     if is_rewired(model):
         raise UserError(f"this model is rewired to {found!r} already; convert the stock model")
     if found != "pre":
-        raise UserError(f"cannot convert a {type(model).__name__}: it is wired as {found!r}, and only 'pre' has a way")
+        raise UserError(
+            f"cannot convert a {type(model).__name__}: it is wired as {found!r}; convert one wired as 'pre'"
+        )
     return as_rewired(model)
 
 

@@ -172,8 +172,7 @@ def that_fit(plan: Estimate) -> Iterator[Estimate]:
         if plan.config.global_batch_size % (plan.num_gpus * count) == 0
     ]
     known: dict[int, Saved] = {}
-    ways = [plan.config.parallel, *(["fsdp"] if plan.config.parallel == "ddp" else [])]
-    for parallel in ways:
+    for parallel in ("ddp", "fsdp") if plan.config.parallel == "ddp" else (plan.config.parallel,):
         for checkpointing in sorted({plan.config.gradient_checkpointing, True}):
             for accumulation in accumulations:
                 config = dataclasses.replace(

@@ -97,9 +97,9 @@ def _score(config: EvalConfig, model: Any, tokenizer: Any, source: FileSource, c
         return itertools.islice(source.documents(Counter()), config.max_documents)
 
     # Reading twice takes little beside scoring, but is of use only to whom the time left is shown.
-    total = sum(len(text.encode()) for text in documents()) / 1e6 if console.is_terminal else None
+    total = sum(len(text.encode()) for text in documents()) / 1e3 if console.is_terminal else None
     with ProgressBar(console) as bar:
-        bar.begin("scoring text", total, "MB")
+        bar.begin("scoring text", total, "kB")
         found = perplexity(
             model,
             tokenizer,
@@ -107,7 +107,7 @@ def _score(config: EvalConfig, model: Any, tokenizer: Any, source: FileSource, c
             length=length,
             stride=stride,
             batch=config.batch,
-            advance=lambda num_bytes: bar.advance(num_bytes / 1e6),
+            advance=lambda num_bytes: bar.advance(num_bytes / 1e3),
         )
         for note in source.notes():
             bar.say(note)

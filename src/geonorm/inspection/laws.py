@@ -98,12 +98,12 @@ def _fit(law: str, k: np.ndarray, logs: np.ndarray, num_layers: int) -> LawFit:
     count = len(k)
     if law == POWER:
         distance = np.log(k) - np.log(k).mean()
-        spread = float((distance**2).sum())
-        slope = float(distance @ logs) / spread
+        sum_of_squares = float((distance**2).sum())
+        slope = float(distance @ logs) / sum_of_squares
         scale = float(logs.mean() - slope * np.log(k).mean())
         residuals = logs - (scale + slope * np.log(k))
-        exponent, deviation = -slope, math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)
-        leverage = 1 / count + distance**2 / spread
+        exponent, deviation = -slope, math.sqrt(float((residuals**2).sum()) / (count - 2) / sum_of_squares)
+        leverage = 1 / count + distance**2 / sum_of_squares
     else:
         exponent = deviation = None
         shape = np.log([DECAYS[law](layer, num_layers) for layer in k])

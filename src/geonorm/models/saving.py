@@ -52,7 +52,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 def write_card(folder: Path, make: Callable[[], str]) -> None:
     """Write a text as ``README.md``, unless one is there that geonorm did not write.
 
-    A card is never worth the weights that it lies beside, so whatever goes wrong with it is a warning of one line.
+    The weights beside it matter more, so whatever goes wrong with the card is a warning of one line.
     """
     path = folder / "README.md"
     try:
