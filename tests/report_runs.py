@@ -126,7 +126,9 @@ def build_results(
     candidates = [row for row in rows if row.placement == "pre" and row.best_lr]
     reference = min(candidates, key=lambda row: row.test_loss_mean, default=None)
     if reference is not None:
-        rows = [row if row is reference or not row.best_lr else judged(row, reference, shown_losses, noise) for row in rows]
+        rows = [
+            row if row is reference or not row.best_lr else judged(row, reference, shown_losses, noise) for row in rows
+        ]
     rows.sort(key=lambda row: (row.test_loss_mean is None, row.num_lost > 0, row.test_loss_mean or 0.0))
     return Results(
         trials=tuple(trials),
