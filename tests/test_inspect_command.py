@@ -117,7 +117,7 @@ def test_one_gguf_file_on_the_default_text(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "documentation strings of Python's standard library" in shown
     html = (tmp_path / "out" / "inspection.html").read_text(encoding="utf-8")
-    assert html.count('<svg class="plot"') == 6
+    assert html.count('<img class="plot hue"') == 6
     assert Page(html).open == []
 
 

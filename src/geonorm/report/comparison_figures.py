@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from geonorm.report.format import learning_rate
-from geonorm.report.plots import Block, Line, Panel, add_legend, depth_panel, draw_lines, label_of, new_panel
+from geonorm.report.page import Section
+from geonorm.report.plots import Line, Panel, add_legend, depth_panel, draw_lines, label_of, new_panel
 from geonorm.report.series import Curve, Series, smoothing_window, top_of_pack
 from geonorm.report.style import FONT_SIZE, MUTED, PAPER
 
@@ -28,13 +28,12 @@ ANGLE = (
 )
 
 
-def comparison_figures(series: list[Series], selection_seed: int | None, prefix: str = "") -> list[Block]:
+def comparison_figures(series: list[Series], selection_seed: int | None) -> list[Section]:
     """Draw every figure that there is data for; call and save them inside `style.context`.
 
     Args:
         series: the rows of one variant.
         selection_seed: the seed that chose the learning rates, if one did.
-        prefix: of the names of the files.
 
     Returns:
         loss, learning rates, gradient and angle, in this order, without those that lack data.
@@ -42,18 +41,16 @@ def comparison_figures(series: list[Series], selection_seed: int | None, prefix:
     gradient = [("grad_norm", end, f"gradient-{name}", "Gradient norm") for end, name in ((0, "start"), (1, "end"))]
     names = {"attention": "Attention", "mlp": "MLP"}
     angle = [(kind, 1, f"angle-{kind}", f"{name}: angle in degrees") for kind, name in names.items()]
-    blocks = [
+    sections = [
         _loss(series),
         _sensitivity(series, selection_seed),
         _by_layer(series, gradient, *GRADIENT),
         _by_layer(series, angle, *ANGLE),
     ]
-    for block in blocks:
-        block.panels[:] = [replace(panel, name=prefix + panel.name) for panel in block.panels]
-    return [block for block in blocks if block.panels]
+    return [section for section in sections if section.panels]
 
 
-def _loss(series: list[Series]) -> Block:
+def _loss(series: list[Series]) -> Section:
     title = "Loss during training"
     window = smoothing_window(series)
     drawn: dict[str, list[tuple[Series, Curve]]] = {}
@@ -62,7 +59,7 @@ def _loss(series: list[Series]) -> Block:
         drawn[kind] = [(one, curve) for one, curve in pairs if curve is not None]
     curves = [curve for pairs in drawn.values() for _, curve in pairs]
     if not curves:
-        return Block(title, [], "")
+        return Section(title)
     low, high = _loss_limits(curves)
     panels = []
     for kind, name in (("eval", "Validation loss"), ("train", "Training loss")):
@@ -86,7 +83,7 @@ def _loss(series: list[Series]) -> Block:
     if beyond:
         sentences.append(f"Off the scale: {', '.join(beyond)}.")
     sentences.append("A gap that is still closing at the right end might close with longer training.")
-    return Block(title, panels, " ".join(sentences))
+    return Section(title, panels=panels, caption=" ".join(sentences))
 
 
 def _loss_limits(curves: list[Curve]) -> tuple[float, float]:
@@ -97,7 +94,7 @@ def _loss_limits(curves: list[Curve]) -> tuple[float, float]:
     return low - 0.04 * (high - low), high
 
 
-def _by_layer(series: list[Series], wanted: Sequence[tuple], title: str, caption: str) -> Block:
+def _by_layer(series: list[Series], wanted: Sequence[tuple], title: str, caption: str) -> Section:
     drawn = []
     for field, at_end, name, heading in wanted:
         found = [(one, one.depth_curve(field, at_end=bool(at_end))) for one in series]
@@ -106,26 +103,26 @@ def _by_layer(series: list[Series], wanted: Sequence[tuple], title: str, caption
             drawn.append((name, f"{heading} at step {max(step for *_, step in pairs):,}", pairs))
     values = np.concatenate([curve.y for *_, pairs in drawn for _, curve, _ in pairs] or [np.array([])])
     if not np.isfinite(values).any():
-        return Block(title, [], "")
+        return Section(title)
     log = wanted[0][0] == "grad_norm"
     panels = [
         depth_panel(name, heading, _lines([(one, curve) for one, curve, _ in pairs]), values, log=log)
         for name, heading, pairs in drawn
     ]
-    return Block(title, panels, caption)
+    return Section(title, panels=panels, caption=caption)
 
 
 def _lines(pairs: Sequence[tuple[Series, Curve]]) -> list[Line]:
     return [Line(one.short, one.look, curve, front=one.row.placement == "geonorm") for one, curve in pairs]
 
 
-def _sensitivity(series: list[Series], seed: int | None) -> Block:
+def _sensitivity(series: list[Series], seed: int | None) -> Section:
     """One line a row over its finished trials of the seed that chose, a cross for every rate at which one diverged."""
     title = "Sensitivity to the learning rate"
     rates = sorted({trial.lr for one in series for trial in one.every})
     # Rates that differ only between placements, as tuned ones do, are no sensitivity.
     if seed is None or all(len({trial.lr for trial in one.every}) < 2 for one in series):
-        return Block(title, [], "")
+        return Section(title)
     figure, axes = new_panel("Validation loss, nats per token", "peak learning rate")
     axes.set_xscale("log")
     axes.set_xlim(rates[0] / 1.15, rates[-1] * 1.15)
@@ -174,7 +171,7 @@ def _sensitivity(series: list[Series], seed: int | None) -> Block:
     if any(above):
         caption += " An arrow with a number is a loss off the scale."
     label = f"Validation loss against learning rate for {', '.join(one.short for one in series)}."
-    return Block(title, [Panel("learning-rate", label, figure)], caption)
+    return Section(title, panels=[Panel("learning-rate", label, figure)], caption=caption)
 
 
 def _arrow(axes: Axes, lr: float, loss: float, top: float, colour: str, rank: int, *, inward: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def _of_variant(results: Results, series: list[Series], prefix: str = "", level:
         table = Table(("Placement", "Size", "Text", "Val loss"), rows, left=(0, 1, 2))
         sections.append(Section("What the paper reports", tables=[table], note=PUBLISHED, level=level))
     sections.append(Section("Learning rates", tables=[rates_table(series)], level=level))
-    blocks = comparison_figures(series, results.rates.selection_seed, prefix)
-    sections += [Section(block.title, panels=block.panels, caption=block.caption, level=level) for block in blocks]
+    for section in comparison_figures(series, results.rates.selection_seed):
+        panels = [replace(panel, name=prefix + panel.name) for panel in section.panels]
+        sections.append(replace(section, panels=panels, level=level))
     if (speeds := speed_table(series)).rows:
         sections.append(Section("Speed and memory", tables=[speeds], note=f"{SPEED} {speed}", level=level))
     return sections

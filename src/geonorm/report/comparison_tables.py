@@ -23,7 +23,7 @@ from geonorm.report.format import (
 )
 from geonorm.report.results import Results, Row, Trial
 from geonorm.report.series import Series, top_of_pack
-from geonorm.report.tables import Cell, Strip, Table
+from geonorm.report.tables import Cell, Strip, Table, say
 
 VERDICT_WORDS = {"no difference shown": "not shown", None: "no verdict"}
 ENDS = ("\N{LEFTWARDS ARROW} lower loss", "higher \N{RIGHTWARDS ARROW}")
@@ -34,10 +34,9 @@ def print_summary(results: Results, console: Console) -> None:
     for variant in results.variants:
         console.print(ranking_table(results.of_variant(variant)))
     finding = describe(results)
-    # Names and paths are the user's: no markup in them, and no line break that a copy would keep.
-    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{finding.headline}.", "bold")
     for line in (*finding.sentences, *finding.notes):
-        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(console, line, "dim")
 
 
 def ranking_table(results: Results, series: Sequence[Series] = ()) -> Table:

@@ -9,7 +9,8 @@ import numpy as np
 
 from geonorm.inspection import LawFit
 from geonorm.report.inspection_finding import SERIES_NAMES, best_fit, law_words
-from geonorm.report.plots import Block, Line, Panel, depth_panel
+from geonorm.report.page import Section
+from geonorm.report.plots import Line, Panel, depth_panel
 from geonorm.report.series import Curve
 from geonorm.report.style import look
 
@@ -36,7 +37,7 @@ GRADIENT = (
 )
 
 
-def inspection_figures(models: list[dict[str, Any]]) -> list[Block]:
+def inspection_figures(models: list[dict[str, Any]]) -> list[Section]:
     """Draw every figure that the measurements allow; call and save them inside `style.context`.
 
     Args:
@@ -50,11 +51,11 @@ def inspection_figures(models: list[dict[str, Any]]) -> list[Block]:
     along = _panels(models, "along", "Part of the update along the stream, RMS")
     across = _panels(models, "across", "Part across the stream, RMS", log=True)
     alpha = _panels(models, "alpha", "Step size that geonorm would need", log=True)
-    blocks = [
-        Block("How far each sub-layer turns the stream", angle, caption),
-        Block("How long the stream and its updates are", radius + update, LENGTHS),
-        Block("Along and across", along + across, ALONG),
-        Block("The decay that is built in", alpha, ALPHA),
+    sections = [
+        Section("How far each sub-layer turns the stream", panels=angle, caption=caption),
+        Section("How long the stream and its updates are", panels=radius + update, caption=LENGTHS),
+        Section("Along and across", panels=along + across, caption=ALONG),
+        Section("The decay that is built in", panels=alpha, caption=ALPHA),
     ]
     lines = []
     for index, model in enumerate(models):
@@ -64,8 +65,8 @@ def inspection_figures(models: list[dict[str, Any]]) -> list[Block]:
             lines.append(Line(model["name"] if len(models) > 1 else "blocks", look(index), curve))
     if lines:
         drawn = depth_panel("gradient", "Norm of the gradient", lines, _all_of(lines), log=True)
-        blocks.append(Block("Gradient norm by layer", [drawn], GRADIENT))
-    return blocks
+        sections.append(Section("Gradient norm by layer", panels=[drawn], caption=GRADIENT))
+    return sections
 
 
 def _panels(

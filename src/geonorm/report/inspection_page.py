@@ -14,6 +14,7 @@ from geonorm.report.inspection_figures import inspection_figures
 from geonorm.report.inspection_finding import describe_inspection, text_words, token_words
 from geonorm.report.inspection_tables import laws_table, print_inspection, sublayers_table
 from geonorm.report.page import Page, Section, write_page
+from geonorm.report.tables import say
 
 LAWS = (
     "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that "
@@ -40,8 +41,8 @@ def inspect_and_report(config: InspectConfig) -> int:
     results = inspect_models(config, console)
     page = write_inspection(config.out, results)
     print_inspection(results, console)
-    for line in (f"numbers: {config.out / RESULTS}", f"report: {page}"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"numbers: {config.out / RESULTS}")
+    say(console, f"report: {page}")
     return 0
 
 
@@ -63,7 +64,6 @@ def write_inspection(out: Path, results: dict[str, Any]) -> Path:
 
 def _page(results: dict[str, Any]) -> Page:
     finding, models = describe_inspection(results), results["models"]
-    blocks = inspection_figures(models)
     sublayers = [sublayers_table(model, wide=True) for model in models]
     columns = {key.title(): results[key] for key in ("settings", "text")}
     return Page(
@@ -74,7 +74,7 @@ def _page(results: dict[str, Any]) -> Page:
         lead=" ".join(finding.sentences),
         facts=_facts(results),
         sections=[
-            *(Section(block.title, panels=block.panels, caption=block.caption) for block in blocks),
+            *inspection_figures(models),
             Section("Which law of decay", tables=[laws_table(model) for model in models], note=LAWS),
             Section("What to hold against it", bullets=finding.doubts),
             Section("All sub-layers", tables=sublayers, note=SUBLAYERS),

@@ -15,7 +15,7 @@ from geonorm.report.inspection_finding import (
     text_words,
     token_words,
 )
-from geonorm.report.tables import Cell, Table
+from geonorm.report.tables import Cell, Table, say
 
 
 def print_inspection(results: dict[str, Any], console: Console) -> None:
@@ -28,12 +28,11 @@ def print_inspection(results: dict[str, Any], console: Console) -> None:
     for model in results["models"]:
         console.print(sublayers_table(model), laws_table(model))
     found = describe_inspection(results)
-    lines = [*found.sentences, f"text: {text_words(results)}", *found.doubts]
-    # Names and paths are the user's: no markup in them, and no line break that a copy would keep.
-    console.print(f"{found.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
-    for index, line in enumerate(lines):
-        style = None if index < len(found.sentences) else "dim"
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{found.headline}.", "bold")
+    for line in found.sentences:
+        say(console, line)
+    for line in (f"text: {text_words(results)}", *found.doubts):
+        say(console, line, "dim")
 
 
 def sublayers_table(model: dict[str, Any], *, wide: bool = False) -> Table:

@@ -33,15 +33,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Panels that share a heading and a caption."""
-
-    title: str
-    panels: list[Panel]
-    caption: str
-
-
-@dataclass(frozen=True)
 class Line:
     """One line: its name, how it looks, its points, and whether it lies on top of the others."""
 

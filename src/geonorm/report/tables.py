@@ -98,6 +98,11 @@ class Table:
         yield table
 
 
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line as it is: names and paths are the user's, so no markup, and no line break that a copy would keep."""
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def _text(cell: Cell) -> Text:
     text = Text(cell.text, style="bold" if cell.strong else "")
     for line in cell.lines[1:]:
