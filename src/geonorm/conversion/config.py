@@ -10,7 +10,8 @@ from geonorm.ranges import POSITIVE, Count
 
 _Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 _Paths = Annotated[
-    tuple[Path, ...], tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="(default: the embedded corpus)")
+    tuple[Path, ...],
+    tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="(default: the standard-library corpus)"),
 ]
 _Dtype = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: as saved)")]
 _Angle = Annotated[float | None, tyro.conf.arg(metavar="RADIANS", help_behavior_hint="(default: no limit)")]

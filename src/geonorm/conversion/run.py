@@ -16,9 +16,9 @@ from geonorm.conversion.calibrate import METHODS
 from geonorm.conversion.config import ConvertConfig
 from geonorm.conversion.convert import check_convertible, convert_model
 from geonorm.conversion.text import split_source, windows_of_side
-from geonorm.data.embedded import EmbeddedSource
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
+from geonorm.data.standard_library import StandardLibrarySource
 from geonorm.errors import UserError, check_count, check_folder_path, unknown
 from geonorm.models import rewire
 from geonorm.models.card import model_card, save_card
@@ -47,7 +47,7 @@ def run_convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
     """
     _check(config)
     say = _Printer(console)
-    source = FileSource(config.text, config.text_column) if config.text else EmbeddedSource()
+    source = FileSource(config.text, config.text_column) if config.text else StandardLibrarySource()
     model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)
     check_convertible(model)
     record: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geonorm.data.packed import TokenFile
+from geonorm.data.token_file import TokenFile
 from geonorm.data.tokenizer import load_tokenizer
 from geonorm.data.windows import HeldOutWindows, spread_windows
 from geonorm.errors import UserError

@@ -18,6 +18,8 @@ from geonorm.errors import UserError
 COMPRESSIONS = frozenset((".xz", ".gz", ".zst"))
 _MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
+# Files of facts that geonorm or a tokenizer wrote are far smaller.
+_MOST_BYTES_OF_FACTS = 1 << 26
 _ROWS_AT_A_TIME = 256
 
 
@@ -128,6 +130,17 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict
                 except UnicodeDecodeError:
                     raise UnreadableFile(path, f"{where}: text is not UTF-8; repair or remove that row") from None
                 yield where, row
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a small file; None if there is none, or no regular file."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_FACTS:
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def file_digest(path: Path) -> str:

@@ -13,8 +13,7 @@ import yaml
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from geonorm.data import Corpus, Windows, prepare
-from geonorm.data.prepare import VOCAB_SIZE, prepared
+from geonorm.data import VOCAB_SIZE, Corpus, Windows, prepare, prepared
 from geonorm.errors import UserError, check_folder_path
 from geonorm.experiments.config import CompareConfig
 from geonorm.experiments.display import Display

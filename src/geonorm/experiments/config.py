@@ -22,7 +22,8 @@ _Jobs = Annotated[
 _Ranks = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a GPU)")]
 _OWN_CLUSTER = "(default: one of its own on this machine)"
 _Sources = Annotated[
-    tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(default: the embedded corpus)")
+    tuple[str, ...],
+    tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(default: the standard-library corpus)"),
 ]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from geonorm.data import Corpus
-from geonorm.data.prepare import _cache_folder
+from geonorm.data import Corpus, cache_folder
 from geonorm.errors import UserError
 
 PIECE_BYTES = 32 << 20
@@ -86,7 +85,7 @@ def find_corpus(offer: CorpusOffer, fetch: Callable[[Any], bytes]) -> Path | Non
     given = Path(offer.path)
     if corpus_key(given) == offer.key:
         return given
-    cache = _cache_folder(None) / _FOLDER
+    cache = cache_folder() / _FOLDER
     final = cache / offer.key
     if final.is_dir():
         return final

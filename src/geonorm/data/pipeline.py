@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from geonorm.data.build import Build
+from geonorm.data import VOCAB_SIZE
 from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus
-from geonorm.data.joined import open_sources
-from geonorm.data.outputs import read_object
-from geonorm.data.progress import PlainProgress, Progress
+from geonorm.data.hub import HubSource, is_hub
+from geonorm.data.pretrained import ChatTemplate, open_tokenizer, template_digest
+from geonorm.data.raw import read_object
+from geonorm.data.sources import FileSource, JoinedSource, Source
 from geonorm.data.split import TEST, TRAIN, VAL
-from geonorm.data.tokenizer import check_vocab_size
-from geonorm.data.turns import ChatTemplate
+from geonorm.data.stage_display import PlainLines, StageCounts
+from geonorm.data.stages import Build, shortened
+from geonorm.data.standard_library import StandardLibrarySource
+from geonorm.data.tokenizer import MIN_VOCAB_SIZE
 from geonorm.errors import UserError, check_count, check_positive, check_unicode
 from geonorm.storage import write_json
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-VOCAB_SIZE = 2048
 MAX_HELD_OUT_FRACTION = 0.5
-MIN_DOCUMENTS = 8
-MAX_SHARE = 0.25
 
 # Part of the key: raise it when the same content and settings would give other files.
 _FORMAT = 3
@@ -49,17 +48,17 @@ def prepare(
     *,
     tokenizer: str | os.PathLike[str] | None = None,
     eos: str | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     skip_unreadable: bool = False,
     test_fraction: float = 0.05,
-    min_documents: int = MIN_DOCUMENTS,
-    max_share: float = MAX_SHARE,
+    min_documents: int = 8,
+    max_share: float = 0.25,
     group_by: str | None = None,
     dedup: str | None = None,
     out: str | os.PathLike[str] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[StageCounts], None] | None = None,
 ) -> Corpus:
-    """Read text, split it by document, encode it and pack both sides into token files.
+    """Read text, split it by document, encode it and pack each side into a token file.
 
     The result lies in ``out``, or in the cache under a key of the content and the settings; a second call with the
     same ones opens it. It does not depend on ``workers``. An interrupted call leaves nothing that looks whole, and
@@ -68,7 +67,7 @@ def prepare(
     Args:
         paths: files, folders and patterns (`geonorm.data.sources.FileSource`), Hub datasets
             (`geonorm.data.hub.HubSource`), or one corpus that is prepared already, which is opened; None for the
-            embedded corpus.
+            standard-library corpus.
         vocab_size: wanted vocabulary of the byte-level BPE that is trained on at most 20 MB of the train side, at
             least 257; a small corpus may yield fewer ids. Unused if ``tokenizer`` is given.
         val_fraction: wanted share of the bytes for the validation side, on which to choose, above 0. Documents are
@@ -80,7 +79,7 @@ def prepare(
         group_by: column of JSON, Parquet and Hub records that names a group, such as an author or a repository;
             a group is never on two sides.
         dedup: ``"exact"``, the default with ``group_by``, leaves out copies that differ in blanks and case at most,
-            ``"near"`` also what `geonorm.data.dedup.Deduplication` finds; memory then grows with their number.
+            ``"near"`` also what `geonorm.data.leaks.Deduplication` finds; memory then grows with their number.
         cache_dir: where prepared corpora are kept; ``$GEONORM_CACHE`` or ``~/.cache/geonorm`` if None.
         max_documents: read only the first so many documents that have text.
         report: called with one line of text at each stage.
@@ -88,8 +87,9 @@ def prepare(
             such column, ``prompt`` and ``completion`` are read, or ``messages``; see docs/data.md.
         tokenizer: an existing one in place of a trained one, see `geonorm.data.pretrained.open_tokenizer`.
         eos: spelling of its end-of-text token, where the files beside it do not say.
-        workers: processes that encode; with more than one, a script has to call this under
-            ``if __name__ == "__main__":``. One encodes in this process.
+        workers: processes that encode; one encodes in this process. With more than one, a script has to call this under
+            ``if __name__ == "__main__":``, so None is all cores for the ``geonorm`` command and one for any other
+            program.
         skip_unreadable: leave a damaged file at its first fault and go on; the description names those files.
         out: folder for the corpus, in place of the cache.
         progress: called often with how far it is; None for a line to ``report`` every ten seconds.
@@ -97,7 +97,7 @@ def prepare(
     Raises:
         UserError: a path, file, record or setting that cannot be used.
     """
-    check_vocab_size(vocab_size)
+    check_count("vocab_size", vocab_size, MIN_VOCAB_SIZE)
     val_fraction = check_positive("val_fraction", val_fraction)
     test_fraction = check_positive("test_fraction", test_fraction)
     if val_fraction + test_fraction > MAX_HELD_OUT_FRACTION:
@@ -112,36 +112,17 @@ def prepare(
         raise UserError(f"`dedup` must be 'exact' or 'near', got {dedup!r}")
     if max_documents is not None:
         check_count("max_documents", max_documents)
+    if workers is None:
+        workers = _num_cores() if _is_command() else 1
     check_count("workers", workers)
     if group_by is not None and dedup is None:
         # A copy in two groups would stand on two sides.
         dedup = "exact"
     if eos is not None and tokenizer is None:
         raise UserError("`eos` names the end-of-text token of a given tokenizer; give `tokenizer` as well")
-    say = report or (lambda line: None)
+    report = report or (lambda line: None)
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if (ready := prepared(paths)) is not None:
-        if len(paths or ()) > 1 or tokenizer is not None or out is not None:
-            raise UserError(
-                f"{ready} is a prepared corpus; give it alone, without `tokenizer` and `out`, or name the text itself"
-            )
-        corpus = Corpus.load(ready)
-        asked = {
-            "vocab_size": (vocab_size, VOCAB_SIZE),
-            "val_fraction": (val_fraction, 0.05),
-            "test_fraction": (test_fraction, 0.05),
-            "min_documents": (min_documents, MIN_DOCUMENTS),
-            "max_share": (max_share, MAX_SHARE),
-            "group_by": (group_by, None),
-            "dedup": (dedup, None),
-            "max_documents": (max_documents, None),
-        }
-        _check_same_settings(corpus, {name: value for name, (value, default) in asked.items() if value != default})
-        say(f"{ready} is prepared: its own vocabulary and split are used")
-        return _summarized(corpus, say)
-
-    given = None
     settings: dict[str, Any] = {
         "val_fraction": val_fraction,
         "test_fraction": test_fraction,
@@ -151,11 +132,20 @@ def prepare(
         "dedup": dedup,
         "max_documents": max_documents,
     }
+    if (ready := prepared(paths)) is not None:
+        if len(paths or ()) > 1 or tokenizer is not None or out is not None:
+            raise UserError(
+                f"{ready} is a prepared corpus; give it alone, without `tokenizer` and `out`, or name the text itself"
+            )
+        corpus = Corpus.load(ready)
+        _check_same_settings(corpus, {"vocab_size": vocab_size, **settings})
+        report(f"{ready} is prepared: its own vocabulary and split are used")
+        return _summarized(corpus, report)
+
+    given = None
     if tokenizer is None:
         settings |= {"vocab_size": vocab_size, "tokenizer": None}
     else:
-        from geonorm.data.pretrained import open_tokenizer, template_digest
-
         given = open_tokenizer(tokenizer, eos)
         settings |= {"tokenizer": hashlib.sha256(given[0].to_str().encode()).hexdigest(), "eos": given[1]}
         if (template := template_digest(tokenizer)) is not None:
@@ -164,41 +154,56 @@ def prepare(
     source = open_sources(paths, text_column, skip_unreadable, group_by, chat)
     identity = {"format": _FORMAT, "content": source.fingerprint(), **settings}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
-    final = Path(out).expanduser().absolute() if out is not None else _cache_folder(cache_dir) / key
+    final = Path(out).expanduser().absolute() if out is not None else cache_folder(cache_dir) / key
     check_unicode("out", final)
-    build = None
+    facts = None
     if not _is_whole(final, key):
         with _building(final, key) as work:
             if work is not None:
-                say(f"preparing {', '.join(shortened(source.names))}")
+                report(f"preparing {shortened(source.names)}")
                 begun = time.monotonic()
+                build = Build(final, work, source, settings, workers, report, progress or PlainLines(report))
+                description = build.run(given)
                 name = "trained on this corpus" if tokenizer is None else Path(tokenizer).name
-                tick = progress or PlainProgress(say)
-                made = _build(Build(final, work, source, settings, workers, say, tick), given, name, key)
+                write_json(final / DESCRIPTION, {**description, "tokenizer": name, "key": key})
                 seconds = time.monotonic() - begun
-                num_tokens = sum(made.description["num_tokens"].values())
-                build = BuildFacts(seconds, num_tokens / seconds, workers, made.num_shards, made.num_kept)
+                num_tokens = sum(description["num_tokens"].values())
+                facts = BuildFacts(seconds, num_tokens / seconds, workers, build.num_shards, build.num_kept)
     corpus = Corpus.load(final)
-    corpus.build = build
-    return _summarized(corpus, say)
+    corpus.build = facts
+    return _summarized(corpus, report)
 
 
-def _build(build: Build, given: tuple[Tokenizer, str] | None, name: str, key: str) -> Build:
-    build.run(given)
-    build.description |= {"tokenizer": name, "key": key}
-    write_json(build.final / DESCRIPTION, build.description)
-    return build
+def open_sources(
+    paths: Sequence[str | os.PathLike[str]] | None,
+    text_column: str = "text",
+    skip_unreadable: bool = False,
+    group_by: str | None = None,
+    chat: ChatTemplate | None = None,
+) -> Source:
+    """Make one source of what a user named: files first, then Hub datasets in the order given.
 
+    Args:
+        paths: what `FileSource` takes and names that `HubSource` takes; None for the standard-library corpus.
+        text_column: the column that holds the text, for files and for datasets that name no other.
+        skip_unreadable: see `FileSource`.
+        group_by: likewise.
+        chat: likewise.
 
-def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:
-    """Refuse what was asked for if the corpus was made otherwise; it is opened as it is."""
-    made = {"vocab_size": corpus.vocab_size, **corpus.description["settings"]}
-    for name, value in asked.items():
-        if value not in (made.get(name), corpus.vocab_size if name == "vocab_size" else None):
+    Raises:
+        UserError: something that cannot be found or understood.
+    """
+    if paths is None:
+        if group_by is not None:
             raise UserError(
-                f"`{name}` is {value!r}, but {corpus.path} was prepared with {made.get(name)!r}; leave `{name}` out, or"
-                " name the text itself to prepare it anew"
+                "`group_by` names a column; the standard-library corpus is grouped by package already, leave it out"
             )
+        return StandardLibrarySource()
+    sources: list[Source] = [HubSource(path, text_column, group_by, chat) for path in paths if is_hub(path)]
+    files = [path for path in paths if not is_hub(path)]
+    if files or not sources:
+        sources.insert(0, FileSource(files, text_column, skip_unreadable, group_by, chat))
+    return sources[0] if len(sources) == 1 else JoinedSource(sources)
 
 
 def prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
@@ -207,12 +212,12 @@ def prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
     return next((folder for folder in folders if _description(folder) is not None), None)
 
 
-def _description(folder: Path) -> dict[str, Any] | None:
-    found = read_object(folder / DESCRIPTION)
-    return found if found is not None and {"fingerprint", "num_tokens", "eos_id"} <= found.keys() else None
+def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the cache, made if need be: ``cache_dir``, ``$GEONORM_CACHE`` or ``~/.cache/geonorm``.
 
-
-def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    Raises:
+        UserError: it cannot be made.
+    """
     folder = Path(cache_dir or os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +226,35 @@ def _cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
             f"cannot make the cache folder {folder} ({error.strerror}); set `cache_dir` or GEONORM_CACHE"
         ) from error
     return folder
+
+
+def _is_command() -> bool:
+    """Whether this process is the ``geonorm`` command, whose main module a worker process can import again."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return Path(sys.argv[0]).stem == "geonorm" or (spec is not None and spec.name == "geonorm.__main__")
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:
+    """Refuse what was asked for, other than by default, if the corpus was made otherwise; it is opened as it is."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(prepare).parameters.items()}
+    made = {"vocab_size": corpus.vocab_size, **corpus.description["settings"]}
+    for name, value in asked.items():
+        same = value in (defaults[name], made.get(name)) or (name == "vocab_size" and value == corpus.vocab_size)
+        if not same:
+            raise UserError(
+                f"`{name}` is {value!r}, but {corpus.path} was prepared with {made.get(name)!r}; leave `{name}` out, or"
+                " name the text itself to prepare it anew"
+            )
+
+
+def _description(folder: Path) -> dict[str, Any] | None:
+    found = read_object(folder / DESCRIPTION)
+    return found if found is not None and {"fingerprint", "num_tokens", "eos_id"} <= found.keys() else None
 
 
 def _is_whole(final: Path, key: str) -> bool:
@@ -234,8 +268,7 @@ def _is_whole(final: Path, key: str) -> bool:
     if not final.is_dir():
         raise UserError(f"{final} is a file; name a folder")
     if (final / DESCRIPTION).exists():
-        found = _description(final) or {}
-        if found.get("key") == key:
+        if (_description(final) or {}).get("key") == key:
             return True
         raise UserError(
             f"{final} holds a corpus of other text or settings; name another folder, or delete it to prepare anew"
@@ -277,38 +310,31 @@ def _building(final: Path, key: str) -> Iterator[Path | None]:
     (final / _LOCK).unlink(missing_ok=True)
 
 
-def shortened(names: list[str], most: int = 4) -> list[str]:
-    """At most ``most`` names and how many more there are."""
-    return names if len(names) <= most else [*names[:most], f"{len(names) - most} more"]
-
-
-def _summarized(corpus: Corpus, say: Report) -> Corpus:
+def _summarized(corpus: Corpus, report: Report) -> Corpus:
     facts = corpus.description
-    documents, size = facts["num_documents"], sum(facts["num_bytes"].values()) / 1e6
+
+    def sides(name: str) -> str:
+        train, val, test = (f"{facts[name][side]:,}" for side in (TRAIN, VAL, TEST))
+        return f"{train} train, {val} validation and {test} test"
+
+    size = sum(facts["num_bytes"].values()) / 1e6
     skipped = ", ".join(f"{count:,} x {reason}" for reason, count in facts["skipped"].items()) or "nothing"
-    say(
-        f"{documents[TRAIN]:,} train, {documents[VAL]:,} validation and {documents[TEST]:,} test documents,"
-        f" {size:,.1f} MB; skipped: {skipped}"
-    )
+    report(f"{sides('num_documents')} documents, {size:,.1f} MB; skipped: {skipped}")
     share, repeated, groups = facts["largest_share"], facts["overlap"], facts["num_groups"]
-    say(
+    report(
         f"held out: {groups[VAL]:,} and {groups[TEST]:,} distinct documents or groups, the largest {share[VAL]:.1%} and"
         f" {share[TEST]:.1%} of its side's tokens; {repeated[VAL]:.1%} and {repeated[TEST]:.1%} of the tokens lie in a"
         f" run of {repeated['ngram']} that is in the training text too"
     )
     for note in facts["notes"]:
-        say(note)
+        report(note)
     if (build := corpus.build) is not None:
         kept = f", {build.num_kept_shards} of {build.num_shards} shards kept from before" * bool(build.num_kept_shards)
-        say(f"{build.seconds:.1f} s, {build.tokens_per_second:,.0f} tokens/s, workers: {build.workers}{kept}")
-    say(
-        f"{facts['num_tokens'][TRAIN]:,} train, {facts['num_tokens'][VAL]:,} validation and"
-        f" {facts['num_tokens'][TEST]:,} test tokens,"
-        f" vocabulary {facts['vocab_size']}, {facts['bytes_per_token']:.2f} bytes per token, in {corpus.path}"
+        report(f"{build.seconds:.1f} s, {build.tokens_per_second:,.0f} tokens/s, workers: {build.workers}{kept}")
+    report(
+        f"{sides('num_tokens')} tokens, vocabulary {facts['vocab_size']}, {facts['bytes_per_token']:.2f} bytes per"
+        f" token, in {corpus.path}"
     )
-    if (labels := facts.get("num_labels")) is not None:
-        say(
-            f"{labels[TRAIN]:,} train, {labels[VAL]:,} validation and {labels[TEST]:,} test tokens have a label;"
-            " the others are context, without a loss"
-        )
+    if "num_labels" in facts:
+        report(f"{sides('num_labels')} tokens have a label; the others are context, without a loss")
     return corpus
