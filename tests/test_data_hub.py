@@ -135,7 +135,7 @@ def test_every_row_is_fetched_once(dataset, tmp_path, small_parts, monkeypatch):
 def test_a_damaged_part_is_fetched_again(dataset, tmp_path, small_parts):
     made = source(dataset, tmp_path)
     read(made)
-    (made.folder / "000002.json.zst").write_bytes(b"?")
+    (made.folder / "000002.json.gz").write_bytes(b"?")
     assert read(source(dataset, tmp_path)) == (TRAIN, {"null text": 2})
 
 

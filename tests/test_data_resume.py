@@ -113,7 +113,7 @@ def test_only_a_few_lists_are_taken_ahead(encoder):
             yield number, ["a text"] * (number + 1)
 
     for counts in encode_shards(encoder, tasks(), 2):
-        results.append(counts.num_documents - 1)
+        results.append(counts["num_documents"] - 1)
         processes = max(processes, len(multiprocessing.active_children()))
     assert sorted(results) == taken == list(range(20))
     assert processes == 2
@@ -122,7 +122,7 @@ def test_only_a_few_lists_are_taken_ahead(encoder):
 
 def test_a_single_list_needs_no_process(encoder):
     for counts in encode_shards(encoder, iter([(7, ["a text"])]), 4):
-        assert counts.num_tokens == len("a text") + 1
+        assert counts["num_tokens"] == len("a text") + 1
         assert not multiprocessing.active_children()
     assert [path.name for path in encoder[0].iterdir()] == ["000007.npz"]
 
@@ -176,7 +176,7 @@ def test_a_prepared_corpus_is_data(data, tmp_path):
     again = prepare([corpus.path], report=lines.append)
     assert again.description == corpus.description
     assert "its own vocabulary and split are used" in lines[0]
-    with pytest.raises(UserError, match="`vocab_size` is 999, but .* was prepared with 300; leave `vocab_size` out"):
+    with pytest.raises(UserError, match=r"`vocab_size` is 999, but .* was prepared with 300; leave `vocab_size` out"):
         prepare([corpus.path], vocab_size=999)
     for extra in ({"tokenizer": corpus.path}, {"out": tmp_path / "x"}):
         with pytest.raises(UserError, match="is a prepared corpus; give it alone"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
 import re
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -107,7 +109,7 @@ class HubSource(Source):
 
     def _kept(self, number: int) -> Path:
         assert self.folder is not None
-        return self.folder / f"{number:06d}.json.zst"
+        return self.folder / f"{number:06d}.json.gz"
 
     def _columns(self) -> Columns:
         return Columns(self.names[0], self.column, Counter(), self.group_by, self.chat)
@@ -261,20 +263,17 @@ def quiet() -> Iterator[None]:
 
 
 def _write_kept(path: Path, texts: list[str], facts: dict[str, Any]) -> None:
-    import zstandard
-
     rows = [[text, text.group, text.labelled, text.special] if isinstance(text, Document) else text for text in texts]
-    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(compressor.compress(json.dumps({**facts, "texts": rows}).encode()))
+    with gzip.open(partial, "wt", compresslevel=1, encoding="ascii") as file:
+        json.dump({**facts, "texts": rows}, file)
     partial.replace(path)
 
 
 def _read_kept(path: Path) -> dict[str, Any] | None:
     """What `_write_kept` wrote; None if it is missing or damaged, which its checksum tells."""
-    import zstandard
-
     try:
-        return json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
-    except (OSError, ValueError, zstandard.ZstdError):
+        with gzip.open(path) as file:
+            return json.load(file)
+    except (OSError, EOFError, ValueError, zlib.error):
         return None

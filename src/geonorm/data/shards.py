@@ -6,12 +6,12 @@ took 1.3 times as long.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import signal
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -24,36 +24,17 @@ import numpy as np
 
 from geonorm.data.encode import Encoder
 from geonorm.data.records import Document
-from geonorm.data.split import document_digest, side_key
+from geonorm.data.split import document_digest, num_bytes, side_key
 from geonorm.data.tokenizer import load_tokenizer, token_byte_lengths
 from geonorm.errors import UserError
 
 SHARD_CHARACTERS = 8_000_000
 
-# One row a document: its `document_digest`, what decides its side, its size, the ids it became (0 where left out).
-INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), ("num_bytes", "<i8"), ("num_tokens", "<i8")])
+# One row a document: its `document_digest`, what decides its side, its size, how many ids it became (0 where it is left
+# out), the bytes that these stand for, and how many of them stand for what the tokenizer cannot spell.
+_SUMMED = ("num_bytes", "num_tokens", "num_spelled", "num_unknown")
+INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), *((name, "<i8") for name in _SUMMED)])
 _VERSION = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardCounts:
-    """Counts of one shard, or of several; but for ``num_left_out`` they are of the documents that became ids.
-
-    Attributes:
-        num_spelled: bytes that the ids stand for.
-        num_unknown: ids that stand for what the tokenizer cannot spell.
-        num_left_out: documents that did not become ids.
-    """
-
-    num_documents: int = 0
-    num_bytes: int = 0
-    num_tokens: int = 0
-    num_spelled: int = 0
-    num_unknown: int = 0
-    num_left_out: int = 0
-
-    def __add__(self, other: ShardCounts) -> ShardCounts:
-        return ShardCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
 
 def shard_texts(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -79,39 +60,44 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, number: int) -> Path:
-        """The file of a shard; it is there once it is whole."""
-        return self.folder / f"{number:06d}.npz"
-
-    def write(self, number: int, counts: ShardCounts, index: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> None:
-        """Keep a shard.
+    def write(self, number: int, index: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> None:
+        """Keep a shard; its file is there once it is whole.
 
         Args:
             number: its place.
-            counts: of its documents.
-            index: `INDEX`, a row a document.
-            ids: of its documents one after another.
-            mask: bool, which of them have a label; empty if all have.
+            index: `INDEX`, one row a document.
+            ids: of these documents one after another.
+            mask: bool, which of the ids have a label; empty if all have.
         """
-        partial = self.path(number).with_suffix(".partial")
+        partial = self._path(number).with_suffix(".partial")
         with partial.open("wb") as file:
-            np.savez(file, version=_version(), counts=_values(counts), index=index, ids=ids, mask=mask)
-        partial.replace(self.path(number))
+            np.savez(file, version=np.array(_version()), index=index, ids=ids, mask=mask)
+        partial.replace(self._path(number))
 
     def read(self, number: int, *names: str) -> list[np.ndarray]:
         """Arrays of a shard by their names in `write`; checksums of the file are checked."""
-        with np.load(self.path(number), allow_pickle=False) as found:
+        with np.load(self._path(number), allow_pickle=False) as found:
             return [found[name] for name in names]
 
-    def finished(self, number: int, texts: list[str]) -> ShardCounts | None:
-        """Counts of a whole shard that holds exactly these documents; None if it has to be made."""
+    def finished(self, number: int, texts: list[str]) -> Counter[str] | None:
+        """`shard_counts` of a whole shard that holds exactly these documents; None if it has to be made."""
         try:
-            version, counts, index, *_ = self.read(number, "version", "counts", "index", "ids", "mask")
+            version, index, *_ = self.read(number, "version", "index", "ids", "mask")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
         digests = b"".join(map(document_digest, texts))
-        right = str(version) == _version() and index.dtype == INDEX and index["digest"].tobytes() == digests
-        return ShardCounts(*counts.tolist()) if right else None
+        right = str(version) == _version() and index["digest"].tobytes() == digests
+        return shard_counts(index) if right else None
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.npz"
+
+
+def shard_counts(index: np.ndarray) -> Counter[str]:
+    """Sums over the documents of an `INDEX`, their number and that of documents left out, which are in no other sum."""
+    kept = index[index["num_tokens"] > 0]
+    sums = {name: int(kept[name].sum()) for name in _SUMMED}
+    return Counter(num_documents=len(kept), num_left_out=len(index) - len(kept), **sums)
 
 
 class ShardEncoder:
@@ -128,39 +114,30 @@ class ShardEncoder:
             if token.special:
                 self.spelled_lengths[number] = len(token.content.encode("utf-8"))
 
-    def __call__(self, number: int, texts: list[str]) -> ShardCounts:
-        """Encode the documents and write shard ``number``."""
+    def __call__(self, number: int, texts: list[str]) -> Counter[str]:
+        """Encode the documents and write shard ``number``; returns its `shard_counts`."""
         index = np.zeros(len(texts), dtype=INDEX)
         ids, masks = [np.zeros(0, dtype=self.encoder.dtype)], [np.zeros(0, dtype=bool)]
-        num_spelled = 0
         for row, text, found in zip(index, texts, self.encoder.encode(texts), strict=True):
             row["digest"] = np.frombuffer(document_digest(text), dtype=np.uint8)
-            row["key"], row["num_bytes"] = side_key(text), len(text.encode("utf-8"))
+            row["key"], row["num_bytes"] = side_key(text), num_bytes(text)
             if found is None:
                 continue
-            row["num_tokens"] = len(found.ids)
             ids.append(found.ids)
             masks.append(np.ones(len(found.ids), dtype=bool) if found.mask is None else found.mask)
-            special = isinstance(text, Document) and text.special
-            num_spelled += int((self.spelled_lengths if special else self.lengths)[found.ids[:-1]].sum())
-        joined, mask = np.concatenate(ids), np.concatenate(masks)
-        kept = index[index["num_tokens"] > 0]
-        counts = ShardCounts(
-            num_documents=len(kept),
-            num_bytes=int(kept["num_bytes"].sum()),
-            num_tokens=len(joined),
-            num_spelled=num_spelled,
-            num_unknown=0 if self.encoder.unknown_id is None else int((joined == self.encoder.unknown_id).sum()),
-            num_left_out=len(index) - len(kept),
-        )
-        self.shards.write(number, counts, index, joined, mask[:0] if mask.all() else mask)
-        return counts
+            lengths = self.spelled_lengths if isinstance(text, Document) and text.special else self.lengths
+            row["num_tokens"], row["num_spelled"] = len(found.ids), lengths[found.ids[:-1]].sum()
+            if self.encoder.unknown_id is not None:
+                row["num_unknown"] = (found.ids == self.encoder.unknown_id).sum()
+        mask = np.concatenate(masks)
+        self.shards.write(number, index, np.concatenate(ids), mask[:0] if mask.all() else mask)
+        return shard_counts(index)
 
 
 def encode_shards(
     encoder: tuple[Any, ...], tasks: Iterator[tuple[int, list[str]]], workers: int
-) -> Iterator[ShardCounts]:
-    """Encode lists of documents into shards; yields their counts in the order in which they end.
+) -> Iterator[Counter[str]]:
+    """Encode lists of documents into shards; yields their `shard_counts` in the order in which they end.
 
     At most ``workers + 1`` lists are taken ahead of their results, so that a fast reader does not fill the memory. One
     worker, or a single list, is encoded in this process.
@@ -183,7 +160,7 @@ def encode_shards(
             yield encode(*task)
         return
     pool = ProcessPoolExecutor(workers, _context(), _start, encoder)
-    waiting: set[Future[ShardCounts]] = set()
+    waiting: set[Future[Counter[str]]] = set()
     try:
         for task in tasks:
             waiting.add(pool.submit(_run, *task))
@@ -202,7 +179,7 @@ def encode_shards(
         pool.shutdown(cancel_futures=True)
 
 
-_encode: Callable[..., ShardCounts]
+_encode: Callable[..., Counter[str]]
 
 
 def _start(*encoder: Any) -> None:
@@ -215,7 +192,7 @@ def _start(*encoder: Any) -> None:
     _encode = ShardEncoder(*encoder)
 
 
-def _run(number: int, texts: list[str]) -> ShardCounts:
+def _run(number: int, texts: list[str]) -> Counter[str]:
     return _encode(number, texts)
 
 
@@ -241,7 +218,3 @@ def _version() -> str:
     import tokenizers
 
     return f"{_VERSION} tokenizers {tokenizers.__version__}"
-
-
-def _values(counts: ShardCounts) -> tuple[int, ...]:
-    return dataclasses.astuple(counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from collections import Counter
@@ -16,7 +17,7 @@ from geonorm.data.corpus import GROUP_FILES, TOKEN_BYTES, TOKEN_FILES, TOKENIZER
 from geonorm.data.encode import Encoder
 from geonorm.data.leaks import NGRAM, Deduplication, overlap
 from geonorm.data.records import Document
-from geonorm.data.shards import ShardCounts, Shards, encode_shards, shard_texts
+from geonorm.data.shards import Shards, encode_shards, shard_texts
 from geonorm.data.sources import Source
 from geonorm.data.split import SIDES, TRAIN, Sample, Split, Survey, num_bytes, sample_documents
 from geonorm.data.stage_display import StageCounts
@@ -34,32 +35,37 @@ _SURVEY, _SHARDS, _STREAM = "survey.json", "shards", "stream"
 _DOCUMENTS_BETWEEN_REPORTS = 100
 
 
+@dataclasses.dataclass
 class Build:
     """One preparation.
 
     Attributes:
-        num_shards: shards that it was made of.
+        final: folder of the corpus.
+        work: folder of what an interrupted preparation can go on from.
+        source: gives the documents.
+        settings: those of the description.
+        workers: processes that encode.
+        report: takes a line for people.
+        progress: takes how far it is.
+        num_shards: shards that the corpus was made of, once `run` has ended.
         num_kept: those of them that an interrupted run had left.
     """
 
-    def __init__(
-        self,
-        final: Path,
-        work: Path,
-        source: Source,
-        settings: dict[str, Any],
-        workers: int,
-        report: Callable[[str], None],
-        progress: Callable[[StageCounts], None],
-    ) -> None:
-        """Take the folders of the corpus and of what can be gone on with, and what `prepare` was given."""
-        self.final, self.work, self.source, self.settings = final, work, source, settings
-        self.workers, self.report, self.progress = workers, report, progress
-        self.num_shards = self.num_kept = 0
-        self.skipped: Counter[str] = Counter()
-        self.deduplication = Deduplication(settings["dedup"])
-        self.shards = Shards(work / _SHARDS)
-        source.folder = work / _STREAM
+    final: Path
+    work: Path
+    source: Source
+    settings: dict[str, Any]
+    workers: int
+    report: Callable[[str], None]
+    progress: Callable[[StageCounts], None]
+    num_shards: int = 0
+    num_kept: int = 0
+
+    def __post_init__(self) -> None:
+        self.skipped = Counter[str]()
+        self.deduplication = Deduplication(self.settings["dedup"])
+        self.shards = Shards(self.work / _SHARDS)
+        self.source.folder = self.work / _STREAM
 
     def run(self, given: tuple[Tokenizer, str] | None) -> dict[str, Any]:
         """Make all files of the corpus but its description.
@@ -166,15 +172,14 @@ class Build:
             mine = (text for text in self._usable(Counter()) if split.side(text) == TRAIN)
         return sample_documents(mine, TOKENIZER_SAMPLE_BYTES)
 
-    def _encode(self, eos: str, total_bytes: int | None) -> ShardCounts:
+    def _encode(self, eos: str, total_bytes: int | None) -> Counter[str]:
         self.shards.folder.mkdir(exist_ok=True)
-        total, num_read = ShardCounts(), 0
+        total, num_read = Counter[str](), 0
 
-        def done(counts: ShardCounts) -> None:
-            nonlocal total
-            total += counts
+        def done(counts: Counter[str]) -> None:
+            total.update(counts)
             of = self._estimated(num_read) if total_bytes is None else total_bytes
-            self.progress(StageCounts("encoding", total.num_documents, total.num_bytes, total.num_tokens, of))
+            self.progress(StageCounts("encoding", total["num_documents"], total["num_bytes"], total["num_tokens"], of))
 
         def tasks() -> Iterator[tuple[int, list[str]]]:
             nonlocal num_read
@@ -189,8 +194,8 @@ class Build:
 
         for counts in encode_shards((self.shards.folder, self.work / TOKENIZER, eos), tasks(), self.workers):
             done(counts)
-        if total.num_left_out:
-            self.skipped["document that does not encode"] = total.num_left_out
+        if total["num_left_out"]:
+            self.skipped["document that does not encode"] = total["num_left_out"]
         return total
 
     def _survey(self) -> Survey:
@@ -276,15 +281,15 @@ class Build:
         share = None if self.settings["max_documents"] else self.source.share_read()
         return round(num_bytes / share) if share else None
 
-    def _notes(self, total: ShardCounts) -> list[str]:
+    def _notes(self, total: Counter[str]) -> list[str]:
         notes = self.source.notes()
-        if total.num_spelled != total.num_bytes:
+        if total["num_spelled"] != total["num_bytes"]:
+            share = total["num_spelled"] / total["num_bytes"]
             notes.append(
-                f"This tokenizer's tokens spell {total.num_spelled / total.num_bytes:.4f} of the text's bytes, so bits"
-                " per byte are that much off."
+                f"This tokenizer's tokens spell {share:.4f} of the text's bytes, so bits per byte are that much off."
             )
-        if total.num_unknown:
-            notes.append(f"{total.num_unknown:,} tokens stand for text that the tokenizer cannot spell.")
+        if unknown := total["num_unknown"]:
+            notes.append(f"{unknown:,} tokens stand for text that the tokenizer cannot spell.")
         return notes
 
     def _changed(self, message: str) -> UserError:
