@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
-    from geonorm.data.corpus import Corpus
+    from geonorm.data.corpus import Corpus, cache_folder, prepared
     from geonorm.data.hub import HubSource, is_hub
     from geonorm.data.options import PrepareConfig
-    from geonorm.data.pipeline import cache_folder, open_sources, prepare, prepared
+    from geonorm.data.pipeline import open_sources, prepare
     from geonorm.data.pretrained import open_tokenizer
     from geonorm.data.sources import FileSource
     from geonorm.data.standard_library import StandardLibrarySource
@@ -27,12 +27,12 @@ _HOMES = {
     "StandardLibrarySource": "standard_library",
     "TokenFile": "token_file",
     "Windows": "windows",
-    "cache_folder": "pipeline",
+    "cache_folder": "corpus",
     "is_hub": "hub",
     "open_sources": "pipeline",
     "open_tokenizer": "pretrained",
     "prepare": "pipeline",
-    "prepared": "pipeline",
+    "prepared": "corpus",
 }
 
 __all__ = [

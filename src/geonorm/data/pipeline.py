@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from geonorm.data import VOCAB_SIZE
-from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus
+from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus, building, cache_folder, is_whole, prepared
 from geonorm.data.hub import HubSource, is_hub
 from geonorm.data.pretrained import ChatTemplate, open_tokenizer, template_digest
-from geonorm.data.raw import read_object
 from geonorm.data.sources import FileSource, JoinedSource, Source
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.stage_display import PlainLines, StageCounts
@@ -32,7 +29,6 @@ MAX_HELD_OUT_FRACTION = 0.5
 
 # Part of the key: raise it when the same content and settings would give other files.
 _FORMAT = 3
-_WORK, _WORK_KEY, _LOCK = ".building", "key.json", ".lock"
 
 Report = Callable[[str], None]
 
@@ -157,8 +153,8 @@ def prepare(
     final = Path(out).expanduser().absolute() if out is not None else cache_folder(cache_dir) / key
     check_unicode("out", final)
     facts = None
-    if not _is_whole(final, key):
-        with _building(final, key) as work:
+    if not is_whole(final, key):
+        with building(final, key) as work:
             if work is not None:
                 report(f"preparing {shortened(source.names)}")
                 begun = time.monotonic()
@@ -206,28 +202,6 @@ def open_sources(
     return sources[0] if len(sources) == 1 else JoinedSource(sources)
 
 
-def prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
-    """The first of the paths that is a prepared corpus."""
-    folders = (Path(path).expanduser() for path in paths or ())
-    return next((folder for folder in folders if _description(folder) is not None), None)
-
-
-def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of the cache, made if need be: ``cache_dir``, ``$GEONORM_CACHE`` or ``~/.cache/geonorm``.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    folder = Path(cache_dir or os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the cache folder {folder} ({error.strerror}); set `cache_dir` or GEONORM_CACHE"
-        ) from error
-    return folder
-
-
 def _is_command() -> bool:
     """Whether this process is the ``geonorm`` command, whose main module a worker process can import again."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -250,64 +224,6 @@ def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:
                 f"`{name}` is {value!r}, but {corpus.path} was prepared with {made.get(name)!r}; leave `{name}` out, or"
                 " name the text itself to prepare it anew"
             )
-
-
-def _description(folder: Path) -> dict[str, Any] | None:
-    found = read_object(folder / DESCRIPTION)
-    return found if found is not None and {"fingerprint", "num_tokens", "eos_id"} <= found.keys() else None
-
-
-def _is_whole(final: Path, key: str) -> bool:
-    """Whether ``final`` holds this very corpus.
-
-    Raises:
-        UserError: it holds something else.
-    """
-    if not final.exists():
-        return False
-    if not final.is_dir():
-        raise UserError(f"{final} is a file; name a folder")
-    if (final / DESCRIPTION).exists():
-        if (_description(final) or {}).get("key") == key:
-            return True
-        raise UserError(
-            f"{final} holds a corpus of other text or settings; name another folder, or delete it to prepare anew"
-        )
-    # Runs and comparisons have a lock of the same name, so a lock alone does not make a folder one of a corpus.
-    if any(path.name not in (_WORK, _LOCK) for path in final.iterdir()) and not (final / _WORK).exists():
-        raise UserError(f"{final} is not empty and holds no corpus; name another folder")
-    return False
-
-
-@contextlib.contextmanager
-def _building(final: Path, key: str) -> Iterator[Path | None]:
-    """A folder for what a build can go on from, removed when the block ends well; None if it was built meanwhile."""
-    from filelock import FileLock
-
-    final.mkdir(parents=True, exist_ok=True)
-    with FileLock(final / _LOCK):
-        if _is_whole(final, key):
-            yield None
-            return
-        work = final / _WORK
-        try:
-            begun = json.loads((work / _WORK_KEY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            begun = key
-        if begun != key:
-            raise UserError(
-                f"{final} holds an unfinished corpus of other text or settings; finish it with the command that began"
-                " it, name another folder, or delete it"
-            )
-        work.mkdir(exist_ok=True)
-        write_json(work / _WORK_KEY, key)
-        # Nobody else builds here while the lock is held, so these were left by a process that was killed.
-        for left in final.glob("*.partial"):
-            left.unlink()
-        yield work
-        shutil.rmtree(work, ignore_errors=True)
-    # Whoever waits for the lock finds the corpus whole, so nobody builds any more.
-    (final / _LOCK).unlink(missing_ok=True)
 
 
 def _summarized(corpus: Corpus, report: Report) -> Corpus:
