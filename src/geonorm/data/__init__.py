@@ -6,10 +6,10 @@ from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.data.corpus import Corpus, cache_folder, prepared
+    from geonorm.data.given_tokenizer import open_tokenizer
     from geonorm.data.hub import HubSource, is_hub
     from geonorm.data.options import PrepareConfig
     from geonorm.data.pipeline import open_sources, prepare
-    from geonorm.data.pretrained import open_tokenizer
     from geonorm.data.sources import FileSource
     from geonorm.data.standard_library import StandardLibrarySource
     from geonorm.data.token_file import TokenFile
@@ -30,7 +30,7 @@ _HOMES = {
     "cache_folder": "corpus",
     "is_hub": "hub",
     "open_sources": "pipeline",
-    "open_tokenizer": "pretrained",
+    "open_tokenizer": "given_tokenizer",
     "prepare": "pipeline",
     "prepared": "corpus",
 }

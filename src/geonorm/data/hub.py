@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from geonorm.data import raw
-from geonorm.data.pretrained import ChatTemplate
+from geonorm.data.given_tokenizer import ChatTemplate
 from geonorm.data.raw import one_line
 from geonorm.data.records import Columns, Document
 from geonorm.data.sources import Source

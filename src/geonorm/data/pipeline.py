@@ -14,8 +14,8 @@ from typing import Any
 
 from geonorm.data import VOCAB_SIZE
 from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus, building, cache_folder, is_whole, prepared
+from geonorm.data.given_tokenizer import ChatTemplate, open_tokenizer, template_digest
 from geonorm.data.hub import HubSource, is_hub
-from geonorm.data.pretrained import ChatTemplate, open_tokenizer, template_digest
 from geonorm.data.sources import FileSource, JoinedSource, Source
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.stage_display import PlainLines, StageCounts
@@ -81,7 +81,7 @@ def prepare(
         report: called with one line of text at each stage.
         text_column: the column of JSON and Parquet files that holds the text. Where it is the default and there is no
             such column, ``prompt`` and ``completion`` are read, or ``messages``; see docs/data.md.
-        tokenizer: an existing one in place of a trained one, see `geonorm.data.pretrained.open_tokenizer`.
+        tokenizer: an existing one in place of a trained one, see `geonorm.data.given_tokenizer.open_tokenizer`.
         eos: spelling of its end-of-text token, where the files beside it do not say.
         workers: processes that encode; one encodes in this process. With more than one, a script has to call this under
             ``if __name__ == "__main__":``, so None is all cores for the ``geonorm`` command and one for any other

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.data import raw
-from geonorm.data.pretrained import ChatTemplate, LeftOutError
+from geonorm.data.given_tokenizer import ChatTemplate, LeftOutError
 from geonorm.data.raw import UnreadableFile
 from geonorm.errors import UserError
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from geonorm.data.found import Found
-from geonorm.data.pretrained import ChatTemplate
+from geonorm.data.given_tokenizer import ChatTemplate
 from geonorm.data.raw import UnreadableFile, file_digest, read_text
 from geonorm.data.records import Columns, read_records
 from geonorm.errors import UserError, check_unicode, printable
