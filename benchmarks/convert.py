@@ -24,9 +24,9 @@ import tyro
 
 from geonorm.conversion import convert_model
 from geonorm.conversion.held_out import split_source, usable, windows_of_side
-from geonorm.data.packed import write_tokens
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
+from geonorm.data.token_file import write_tokens
 from geonorm.data.tokenizer import token_byte_lengths
 from geonorm.data.windows import Windows
 from geonorm.models import rewire

@@ -1,8 +1,8 @@
 """Preparing a corpus against a plain ``datasets.map``, and memory against size: ``python -m benchmarks.prepare``.
 
-The text is the embedded corpus, repeated with a number before each document until a JSON lines file has the wanted
-size. Each job runs in a process of its own with the same byte-level BPE and the same number of worker processes, and
-the number of tokens of all jobs has to agree. Linux only. Needs about twice the largest size on the disk.
+The text is the standard-library corpus, repeated with a number before each document until a JSON lines file has the
+wanted size. Each job runs in a process of its own with the same byte-level BPE and the same number of worker processes,
+and the number of tokens of all jobs has to agree. Linux only. Needs about twice the largest size on the disk.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ EOS = "<|endoftext|>"
 
 def write_input(path: Path, size: int) -> tuple[int, int]:
     """Write a JSON lines file with ``size`` bytes of text; returns the number of documents and bytes."""
-    from geonorm.data.embedded import EmbeddedSource
+    from geonorm.data import StandardLibrarySource
 
-    source, documents, written, turn = EmbeddedSource(), 0, 0, 0
+    source, documents, written, turn = StandardLibrarySource(), 0, 0, 0
     with path.open("w", encoding="utf-8") as file:
         while written < size:
             turn += 1
@@ -45,11 +45,11 @@ def write_input(path: Path, size: int) -> tuple[int, int]:
 
 def write_tokenizer(folder: Path) -> None:
     """Train the tokenizer that every job uses."""
-    from geonorm.data.embedded import EmbeddedSource
+    from geonorm.data import StandardLibrarySource
     from geonorm.data.split import sample_documents
     from geonorm.data.tokenizer import train_tokenizer
 
-    sample = sample_documents(EmbeddedSource().documents(Counter()), TOKENIZER_BYTES)
+    sample = sample_documents(StandardLibrarySource().documents(Counter()), TOKENIZER_BYTES)
     folder.mkdir()
     train_tokenizer(sample, VOCAB_SIZE).save(str(folder / "tokenizer.json"))
 

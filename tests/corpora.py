@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from geonorm.data import Corpus, prepare
+from geonorm.data.stage_display import StageCounts
 
 # For a handful of documents; what the limits do is tested apart.
 FEW = {"min_documents": 1, "max_share": 1.0}
@@ -20,6 +21,19 @@ def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
         sentences = [f"{chooser.choice(names)} {chooser.choice(verbs)} {chooser.choice(things)}." for _ in range(60)]
         (folder / f"{number:03d}.txt").write_text(f"Story {number}. " + " ".join(sentences), encoding="utf-8")
     return folder
+
+
+class InterruptAfter:
+    """Ends a preparation as Ctrl-C would, once so many shards are encoded; give it to `prepare` as ``progress``."""
+
+    def __init__(self, shards: int) -> None:
+        self.left = shards
+
+    def __call__(self, counts: StageCounts) -> None:
+        """Count."""
+        self.left -= counts.stage == "encoding"
+        if self.left == 0:
+            raise KeyboardInterrupt
 
 
 def small_corpus(folder: Path, count: int = 40) -> Corpus:

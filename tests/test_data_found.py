@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from corpora import FEW, write_documents
+from corpora import FEW, InterruptAfter, write_documents
 from geonorm.cli import main
 from geonorm.data import Corpus, prepare
 from geonorm.data.sources import FileSource
@@ -217,16 +217,9 @@ def test_a_corpus_among_its_texts_is_not_read_as_text(documents, capsys):
         FileSource([documents / "corpus"])
 
 
-def test_an_unfinished_corpus_is_not_read_as_text(documents, monkeypatch):
-    from geonorm.data import build
-
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(build, "assemble", stop)
+def test_an_unfinished_corpus_is_not_read_as_text(documents):
     with pytest.raises(KeyboardInterrupt):
-        prepare([documents], out=documents / "corpus", **PREPARE)
-    monkeypatch.undo()
+        prepare([documents], out=documents / "corpus", progress=InterruptAfter(1), **PREPARE)
     assert {path.parent for path, _ in FileSource([documents]).files} == {documents}
     assert prepare([documents], out=documents / "corpus", **PREPARE).description["skipped"] == {}
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from geonorm.data import hub, prepare, spool
+from geonorm.data import hub, prepare
 from geonorm.data.hub import HubSource
 from geonorm.errors import UserError
 
@@ -31,7 +31,7 @@ def dataset(tmp_path):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of a few documents."""
-    monkeypatch.setattr(spool, "PART_CHARACTERS", 40)
+    monkeypatch.setattr(hub, "KEPT_CHARACTERS", 40)
 
 
 TRAIN = [
@@ -71,49 +71,63 @@ def test_rows_in_order_and_nulls_counted(dataset, tmp_path):
     assert read(source(dataset, tmp_path / "other", "@test#other"))[0][0] == "test 2 19"
 
 
+class Watched:
+    """A stream of `datasets` that notes which rows it gave, and breaks off after some."""
+
+    def __init__(self, rows, given, breaks_after=None):
+        self.rows, self.given, self.breaks_after = rows, given, breaks_after
+
+    def __getattr__(self, name):
+        return getattr(self.rows, name)
+
+    def select_columns(self, names):
+        return Watched(self.rows.select_columns(names), self.given, self.breaks_after)
+
+    def __iter__(self):
+        for row in self.rows:
+            if len(self.given) == self.breaks_after:
+                raise ConnectionError("gone")
+            self.given.append(row["text"])
+            yield row
+
+
+def watch(patch, breaks_after=None):
+    """Watch every stream that is opened; returns the texts that they give."""
+    import datasets
+
+    given, load = [], datasets.load_dataset_builder
+
+    def load_watched(*arguments, **options):
+        builder = load(*arguments, **options)
+        stream = builder.as_streaming_dataset
+        builder.as_streaming_dataset = lambda **options: Watched(stream(**options), given, breaks_after)
+        return builder
+
+    patch.setattr(datasets, "load_dataset_builder", load_watched)
+    return given
+
+
 @pytest.mark.parametrize("taken", [1, 7, 30])
 def test_a_stream_goes_on_behind_what_was_kept(dataset, tmp_path, small_parts, monkeypatch, taken):
-    made, read_rows = source(dataset, tmp_path), 0
-    original = HubSource._next
-
-    def count_or_break(self, iterator, num_rows):
-        nonlocal read_rows
-        read_rows += 1
-        if read_rows > taken:
-            monkeypatch.setattr(hub.HubSource, "_next", original)
-
-            def broken():
-                raise ConnectionError("gone")
-                yield
-
-            return original(self, broken(), num_rows)
-        return original(self, iterator, num_rows)
-
-    monkeypatch.setattr(HubSource, "_next", count_or_break)
-    with pytest.raises(UserError, match=rf"broke off after {taken} rows \(ConnectionError: gone\); run the same"):
-        read(made)
-    kept = [text for part in spool.Spool(made.folder).parts() for text in part.texts]
-    assert kept == TRAIN[: len(kept)]
-    assert len(kept) >= taken - 6
+    with monkeypatch.context() as patch:
+        watch(patch, taken)
+        with pytest.raises(UserError, match=rf"broke off after {taken} rows \(ConnectionError: gone\); run the same"):
+            read(source(dataset, tmp_path))
+    given = watch(monkeypatch)
     assert read(source(dataset, tmp_path)) == (TRAIN, {"null text": 2})
+    assert 40 - taken <= len(given) <= 40 - taken + 6
 
 
 def test_every_row_is_fetched_once(dataset, tmp_path, small_parts, monkeypatch):
-    fetched = []
-    original = HubSource._next
-
-    def count(self, iterator, num_rows):
-        fetched.append(num_rows)
-        return original(self, iterator, num_rows)
-
-    monkeypatch.setattr(HubSource, "_next", count)
-    # Three passes are made: survey, encoding, and the column check of nothing; with a limit, none goes beyond it.
-    corpus = prepare([f"hf://{dataset}"], out=tmp_path / "few", max_documents=9, **OPTIONS)
-    assert fetched == list(range(10))
+    # Two passes are made, survey and encoding; with a limit, none goes beyond it.
+    with monkeypatch.context() as patch:
+        given = watch(patch)
+        corpus = prepare([f"hf://{dataset}"], out=tmp_path / "few", max_documents=9, **OPTIONS)
+    assert [text for text in given if text is not None] == TRAIN[:9]
     assert sum(corpus.description["num_documents"].values()) == 9
-    fetched.clear()
+    given = watch(monkeypatch)
     corpus = prepare([f"hf://{dataset}"], out=tmp_path / "all", **OPTIONS)
-    assert fetched == list(range(41))
+    assert [text for text in given if text is not None] == TRAIN
     assert corpus.description["skipped"] == {"null text": 2}
     assert not (corpus.path / ".building").exists()
 
@@ -121,7 +135,7 @@ def test_every_row_is_fetched_once(dataset, tmp_path, small_parts, monkeypatch):
 def test_a_damaged_part_is_fetched_again(dataset, tmp_path, small_parts):
     made = source(dataset, tmp_path)
     read(made)
-    (made.folder / "000002.zst").write_bytes(b"?")
+    (made.folder / "000002.json.gz").write_bytes(b"?")
     assert read(source(dataset, tmp_path)) == (TRAIN, {"null text": 2})
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from corpora import FEW
 from geonorm.data import prepare
-from geonorm.data.dedup import Deduplication
-from geonorm.data.overlap import overlap
-from geonorm.data.packed import write_tokens
+from geonorm.data.leaks import Deduplication, overlap
+from geonorm.data.token_file import write_tokens
 from geonorm.data.tokenizer import train_tokenizer
 
 SPLIT = {"val_fraction": 0.2, "test_fraction": 0.2, **FEW}

@@ -5,24 +5,18 @@ import multiprocessing
 import pickle
 import random
 import re
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from corpora import FEW
+from corpora import FEW, InterruptAfter
 from geonorm.data import Corpus, Windows, prepare
-from geonorm.data import build as BUILD
-from geonorm.data.document import group_of
-from geonorm.data.embedded import EmbeddedSource, docstrings
+from geonorm.data.standard_library import StandardLibrarySource, docstrings
 from geonorm.errors import UserError
 
 WORDS = ["the", "sphere", "and", "stream", "walk", "along", "a", "great", "circle", "with", "smaller", "steps"]
-
-# The package gives the name of the module to its function.
-MODULE = sys.modules["geonorm.data.prepare"]
 
 FILES = sorted(
     ["description.json", "token_bytes.npy", "tokenizer.json"]
@@ -108,21 +102,23 @@ def test_duplicates_never_straddle_the_split(tmp_path):
     assert sum(corpus.description["num_documents"].values()) == 1020
 
 
-def test_second_call_opens_the_first_result(data, tmp_path, monkeypatch):
+def test_second_call_opens_the_first_result(data, tmp_path):
     cache = tmp_path / "cache"
     first = prepare([data], vocab_size=300, cache_dir=cache)
-    monkeypatch.setattr(MODULE, "_build", None)
     again = prepare([data / f"{part}.jsonl" for part in (3, 1, 0, 2)], vocab_size=300, cache_dir=cache)
     assert again.path == first.path
+    assert first.build is not None
+    assert again.build is None
     for change in (
         {"vocab_size": 301},
         {"val_fraction": 0.1},
         {"test_fraction": 0.1},
         {"dedup": "near"},
-        {"max_documents": 9},
+        {"max_documents": 190},
     ):
-        with pytest.raises(TypeError):  # it tries to build
-            prepare([data], **{"vocab_size": 300, "cache_dir": cache, **change})
+        other = prepare([data], **{"vocab_size": 300, "cache_dir": cache, **change})
+        assert other.build is not None
+        assert other.path != first.path
 
 
 def test_builds_are_equal_bit_by_bit(data, tmp_path):
@@ -141,22 +137,17 @@ def test_cache_folder_from_the_environment(data, tmp_path, monkeypatch):
         prepare([data], cache_dir=tmp_path / "file" / "x")
 
 
-def test_an_interrupted_build_does_not_look_whole(data, tmp_path, monkeypatch):
-    def interrupt(*args, **options):
-        raise KeyboardInterrupt
-
+def test_an_interrupted_build_does_not_look_whole(data, tmp_path):
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(BUILD, "assemble", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare([data], vocab_size=300, out=out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([data], vocab_size=300, out=out, progress=InterruptAfter(1))
     with pytest.raises(UserError, match="is not a prepared corpus"):
         Corpus.load(out)
     # A killed process cannot tidy up; the next build does it.
     (out / "train.tokens.7.partial").write_text("half")
-    with monkeypatch.context() as patch:
-        patch.setattr(BUILD, "train_tokenizer", None)  # not needed again
-        corpus = prepare([data], vocab_size=300, out=out)
+    lines = []
+    corpus = prepare([data], vocab_size=300, out=out, report=lines.append)
+    assert not any("training a tokenizer" in line for line in lines)
     assert (corpus.build.num_shards, corpus.build.num_kept_shards) == (1, 1)
     assert sorted(path.name for path in out.iterdir()) == FILES
 
@@ -243,33 +234,30 @@ def test_unusable_input(data, tmp_path):
             prepare([data], cache_dir=cache, **setting)
 
 
-def test_a_file_that_changes_while_being_read_is_an_error(data, tmp_path, monkeypatch):
-    original = BUILD.train_tokenizer
+def test_a_file_that_changes_while_being_read_is_an_error(data, tmp_path):
+    def change(line):
+        if line.startswith("training a tokenizer"):
+            (data / "0.jsonl").write_text(json.dumps({"text": "something else"}))
 
-    def change_and_train(sample, vocab_size):
-        (data / "0.jsonl").write_text(json.dumps({"text": "something else"}))
-        return original(sample, vocab_size)
-
-    monkeypatch.setattr(BUILD, "train_tokenizer", change_and_train)
     with pytest.raises(UserError, match="changed while being read"):
-        prepare([data], vocab_size=300, cache_dir=tmp_path / "cache")
+        prepare([data], vocab_size=300, cache_dir=tmp_path / "cache", report=change)
 
 
-def test_embedded_corpus(tmp_path):
-    source = EmbeddedSource()
+def test_standard_library_corpus(tmp_path):
+    source = StandardLibrarySource()
     assert source.names[0] == "standard library sources"
-    assert source.fingerprint() == EmbeddedSource().fingerprint()
+    assert source.fingerprint() == StandardLibrarySource().fingerprint()
     corpus = prepare(cache_dir=tmp_path, vocab_size=300, max_documents=30, **FEW)
     assert sum(corpus.description["num_documents"].values()) == 30
     assert all("def " in text or "import" in text or "#" in text for text in texts(corpus, "train"))
 
 
 @pytest.mark.slow
-def test_embedded_corpus_whole(tmp_path):
-    documents = list(EmbeddedSource().documents(Counter()))
+def test_standard_library_corpus_whole(tmp_path):
+    documents = list(StandardLibrarySource().documents(Counter()))
     assert sum(len(text.encode()) for text in documents) > 5_000_000
     assert len(set(documents)) == len(documents)
-    groups = {group_of(text) for text in documents}
+    groups = {text.group for text in documents}
     assert {"json", "asyncio", "dataclasses"} < groups
     description = prepare(cache_dir=tmp_path, vocab_size=512).description
     for side in ("val", "test"):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from geonorm.data import hub as hub_module
 from geonorm.data.hub import HubSource
 from geonorm.data.sources import FileSource
 from geonorm.errors import UserError
@@ -108,9 +109,7 @@ def test_lines_after_blank_ones_and_one_object_over_several_lines(tmp_path):
 
 
 def test_a_stream_of_json_files_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    from geonorm.data import spool
-
-    monkeypatch.setattr(spool, "PART_CHARACTERS", 10)
+    monkeypatch.setattr(hub_module, "KEPT_CHARACTERS", 10)
     folder = tmp_path / "dataset"
     folder.mkdir()
     texts = [f"text {number}" for number in range(9)]

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from corpora import FEW, write_documents
-from geonorm.data import build, parallel, prepare, shards
-from geonorm.data.prepare import prepare as function
+from geonorm.data import prepare, shards
+from geonorm.data.shards import encode_shards
+from geonorm.data.tokenizer import EOS, train_tokenizer
 from geonorm.errors import UserError
 
 OPTIONS = {"vocab_size": 300, "val_fraction": 0.2, "test_fraction": 0.2, **FEW}
@@ -18,6 +19,8 @@ NAMES = [
     *("description.json", "token_bytes.npy", "tokenizer.json", "train.tokens", "train.tokens.json"),
     *("val.tokens", "val.groups.npy", "test.tokens", "test.groups.npy"),
 ]
+# Gives about 15 shards instead of one.
+SMALL = 2_000
 
 
 @pytest.fixture
@@ -27,12 +30,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    """About 15 shards instead of one."""
-    monkeypatch.setattr(build, "group", _small_groups)
-
-
-def _small_groups(documents):
-    return shards.group(documents, 2_000)
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", SMALL)
 
 
 def contents(corpus):
@@ -50,112 +48,110 @@ def test_the_result_depends_neither_on_the_workers_nor_on_the_shards(data, tmp_p
     assert contents(whole) == contents(one)
 
 
-def test_groups_follow_the_documents_alone():
-    assert list(shards.group(["aa", "b", "cccc", "d"], 3)) == [["aa", "b"], ["cccc"], ["d"]]
-    assert list(shards.group([], 3)) == []
+def test_a_program_that_is_not_the_command_gets_one_worker_unless_it_asks(data, tmp_path):
+    assert prepare([data], out=tmp_path / "out", **OPTIONS).build.workers == 1
 
 
 def _killed_after(data, out, count):
     """Encode ``count`` shards, then die as by ``kill -9``."""
-    build.group = _small_groups
-    encode, done = shards.ShardEncoder.__call__, 0
+    shards.SHARD_CHARACTERS = SMALL
+    left = count
 
-    def encode_or_die(self, number, texts):
-        nonlocal done
-        if done == count:
+    def die(counts):
+        nonlocal left
+        left -= counts.stage == "encoding"
+        if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        done += 1
-        return encode(self, number, texts)
 
-    shards.ShardEncoder.__call__ = encode_or_die
-    prepare([data], out=out, **OPTIONS)
+    prepare([data], out=out, progress=die, **OPTIONS)
 
 
-def test_finished_shards_survive_a_kill_and_are_verified(data, tmp_path, small_shards, monkeypatch):
+def test_finished_shards_survive_a_kill_and_are_verified(data, tmp_path, small_shards):
     out = tmp_path / "out"
     process = multiprocessing.get_context("spawn").Process(target=_killed_after, args=(data, out, 5))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
     folder = out / ".building" / "shards"
-    assert len(list(folder.glob("*.json"))) == 5
-    # One was damaged since, and one half written.
-    ids = bytearray((folder / "000001.ids").read_bytes())
-    ids[7] ^= 1
-    (folder / "000001.ids").write_bytes(ids)
-    (folder / "000005.ids").write_bytes(b"half")
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number:06d}.npz" for number in range(5)]
+    # One was damaged since, one is of other documents, and one is half written.
+    damaged = bytearray((folder / "000001.npz").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (folder / "000001.npz").write_bytes(damaged)
+    (folder / "000002.npz").write_bytes((folder / "000003.npz").read_bytes())
+    (folder / "000005.npz").write_bytes(b"half")
     with pytest.raises(UserError, match=r"holds an unfinished corpus of other text or settings"):
         prepare([data], out=out, vocab_size=301)
-    monkeypatch.setattr(build, "train_tokenizer", None)  # the tokenizer is taken over as well
     lines = []
     corpus = prepare([data], out=out, report=lines.append, **OPTIONS)
-    assert corpus.build.num_kept_shards == 4
-    assert any(f"4 of {corpus.build.num_shards} shards kept" in line for line in lines)
-    monkeypatch.undo()
+    assert not any("training a tokenizer" in line for line in lines), "it is taken over as well"
+    assert corpus.build.num_kept_shards == 3
+    assert any(f"3 of {corpus.build.num_shards} shards kept" in line for line in lines)
     assert contents(corpus) == contents(prepare([data], out=tmp_path / "straight", **OPTIONS))
 
 
-def test_a_shard_of_other_documents_is_not_taken_over(tmp_path, data):
-    corpus = prepare([data], out=tmp_path / "out", **OPTIONS)
-    encode = shards.ShardEncoder(tmp_path, corpus.tokenizer_path, "<|endoftext|>")
-    made = encode(0, ["one", "two"])
-    assert shards.finished(tmp_path, 0, ["one", "two"]) == made
-    assert shards.finished(tmp_path, 0, ["one", "tw0"]) is None
-    assert shards.finished(tmp_path, 1, ["one", "two"]) is None
+@pytest.fixture
+def encoder(tmp_path):
+    """Arguments of what encodes, with a folder for shards."""
+    return _encoder(tmp_path)
 
 
-class Recorder:
-    """A worker's task that writes down its process and can end it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self, number, fatal=False):
-        if fatal:
-            os._exit(9)
-        (self.folder / str(number)).write_text(str(os.getpid()))
-        return number
+def _encoder(folder):
+    train_tokenizer(["some text"], 257).save(str(folder / "tokenizer.json"))
+    (folder / "shards").mkdir()
+    return folder / "shards", folder / "tokenizer.json", EOS
 
 
-def test_only_a_few_tasks_are_taken_ahead(tmp_path):
-    taken = []
+def test_only_a_few_lists_are_taken_ahead(encoder):
+    taken, results, processes = [], [], 0
 
     def tasks():
         for number in range(20):
             # Results that are not back yet: the task in hand and at most one more than there are workers.
             assert number - len(results) <= 3
             taken.append(number)
-            yield (number,)
+            yield number, ["a text"] * (number + 1)
 
-    results = []
-    for result in parallel.spread(Recorder, (tmp_path,), tasks(), 2):
-        results += [result]
+    for counts in encode_shards(encoder, tasks(), 2):
+        results.append(counts["num_documents"] - 1)
+        processes = max(processes, len(multiprocessing.active_children()))
     assert sorted(results) == taken == list(range(20))
-    assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
+    assert processes == 2
+    assert not multiprocessing.active_children()
 
 
-def test_a_single_task_needs_no_process(tmp_path):
-    assert list(parallel.spread(Recorder, (tmp_path,), iter([(7,)]), 4)) == [7]
-    assert (tmp_path / "7").read_text() == str(os.getpid())
+def test_a_single_list_needs_no_process(encoder):
+    for counts in encode_shards(encoder, iter([(7, ["a text"])]), 4):
+        assert counts["num_tokens"] == len("a text") + 1
+        assert not multiprocessing.active_children()
+    assert [path.name for path in encoder[0].iterdir()] == ["000007.npz"]
 
 
-def test_a_worker_that_dies_is_one_line(tmp_path):
+class Fatal:
+    """Ends the process that receives it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_a_worker_that_dies_is_one_line(encoder):
     with pytest.raises(UserError, match="a worker process was killed or could not start; if memory ran out use fewer"):
-        list(parallel.spread(Recorder, (tmp_path,), iter([(0, True), (1, True), (2, True)]), 2))
+        list(encode_shards(encoder, iter([(number, [Fatal()]) for number in range(3)]), 2))
 
 
-def _spread_and_die(folder):
-    for _ in parallel.spread(Recorder, (folder,), iter([(number,) for number in range(10)]), 2):
-        if len(list(folder.iterdir())) >= 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+def _encode_and_die(folder):
+    for _ in encode_shards(_encoder(folder), ((number, ["a text"]) for number in range(10)), 2):
+        (folder / "pids").write_text(json.dumps([process.pid for process in multiprocessing.active_children()]))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_workers_end_with_a_killed_parent(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=_spread_and_die, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(target=_encode_and_die, args=(tmp_path,))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    workers = {int(path.read_text()) for path in tmp_path.iterdir()}
+    workers = json.loads((tmp_path / "pids").read_text())
+    assert len(workers) == 2
     deadline = time.monotonic() + 30
     while any(os.path.exists(f"/proc/{pid}/exe") for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -177,9 +173,11 @@ def test_a_folder_with_something_else_is_left_alone(data, tmp_path):
 def test_a_prepared_corpus_is_data(data, tmp_path):
     corpus = prepare([data], out=tmp_path / "out", **OPTIONS)
     lines = []
-    again = prepare([corpus.path], vocab_size=999, report=lines.append)
+    again = prepare([corpus.path], report=lines.append)
     assert again.description == corpus.description
     assert "its own vocabulary and split are used" in lines[0]
+    with pytest.raises(UserError, match=r"`vocab_size` is 999, but .* was prepared with 300; leave `vocab_size` out"):
+        prepare([corpus.path], vocab_size=999)
     for extra in ({"tokenizer": corpus.path}, {"out": tmp_path / "x"}):
         with pytest.raises(UserError, match="is a prepared corpus; give it alone"):
             prepare([corpus.path], **extra)
@@ -187,13 +185,25 @@ def test_a_prepared_corpus_is_data(data, tmp_path):
         prepare([corpus.path, data])
 
 
-def test_progress_counts_up(data, tmp_path, small_shards):
+def test_counts_grow_to_those_of_the_corpus(data, tmp_path, small_shards):
     seen = []
-    corpus = function([data], out=tmp_path / "out", progress=seen.append, **OPTIONS)
-    encoding = [progress for progress in seen if progress.stage == "encoding"]
+    corpus = prepare([data], out=tmp_path / "out", progress=seen.append, **OPTIONS)
+    encoding = [counts for counts in seen if counts.stage == "encoding"]
     assert len(encoding) == corpus.build.num_shards
     last = encoding[-1]
     assert last.num_tokens == sum(corpus.description["num_tokens"].values())
     assert last.num_bytes == last.total_bytes == sum(corpus.description["num_bytes"].values())
-    assert [p.num_documents for p in encoding] == sorted({p.num_documents for p in encoding})
+    assert [counts.num_documents for counts in encoding] == sorted({counts.num_documents for counts in encoding})
     assert json.loads((corpus.path / "description.json").read_text()) == corpus.description
+
+
+def test_the_size_of_a_text_is_estimated_where_it_is_read_once(tmp_path, small_shards):
+    lines = [json.dumps({"text": f"line {number} " * 20}) for number in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    train_tokenizer(["line 1 "], 257).save(str(tmp_path / "tokenizer.json"))
+    seen = []
+    options = {"tokenizer": tmp_path / "tokenizer.json", "out": tmp_path / "out"}
+    corpus = prepare([tmp_path / "a.jsonl"], progress=seen.append, **options, **FEW)
+    size = sum(corpus.description["num_bytes"].values())
+    assert all(counts.total_bytes == pytest.approx(size, rel=0.25) for counts in seen)
+    assert seen[-1].total_bytes == size

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geonorm.data.document import Document
+from geonorm.data.records import Document
 from geonorm.data.split import Survey, cut_document, sample_documents
 from geonorm.errors import UserError
 

@@ -12,10 +12,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
+from corpora import InterruptAfter
 from geonorm.cli import main
-from geonorm.data import Corpus, TokenFile, Windows, build, prepare, shards
-from geonorm.data.document import Document
-from geonorm.data.packed import write_tokens
+from geonorm.data import Corpus, TokenFile, Windows, prepare, shards
+from geonorm.data.records import Document
+from geonorm.data.token_file import write_tokens
 from geonorm.data.tokenizer import EOS, train_tokenizer
 from geonorm.data.windows import spread_windows
 from geonorm.errors import UserError
@@ -244,24 +245,19 @@ def test_conversations_need_a_tokenizer(tmp_path, capsys):
 
 def test_workers_and_shards_and_interruptions_change_nothing(plain, tmp_path, monkeypatch):
     path = write_lines(tmp_path / "a.jsonl", answers())
-    monkeypatch.setattr(build, "group", lambda documents: shards.group(documents, 500))
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 500)
     two = prepare([path], out=tmp_path / "2", workers=2, **SHARES)
     assert two.build.num_shards > 3
     assert contents(two) == contents(plain)
 
-    encode = shards.ShardEncoder.__call__
-
-    def break_off(self, number, texts):
-        if number == 3:
-            raise KeyboardInterrupt
-        return encode(self, number, texts)
-
-    monkeypatch.setattr(shards.ShardEncoder, "__call__", break_off)
     with pytest.raises(KeyboardInterrupt):
-        prepare([path], out=tmp_path / "on", **SHARES)
-    monkeypatch.setattr(shards.ShardEncoder, "__call__", encode)
-    damaged = tmp_path / "on" / ".building" / "shards" / "000001.mask"
-    damaged.write_bytes(bytes(len(damaged.read_bytes())))
+        prepare([path], out=tmp_path / "on", progress=InterruptAfter(3), **SHARES)
+    damaged = tmp_path / "on" / ".building" / "shards" / "000001.npz"
+    with np.load(damaged) as found:
+        mask = found["mask"].tobytes()
+    data = damaged.read_bytes()
+    assert data.count(mask) == 1
+    damaged.write_bytes(data.replace(mask, bytes(len(mask))))
     on = prepare([path], out=tmp_path / "on", **SHARES)
     assert on.build.num_kept_shards == 2
     assert contents(on) == contents(plain)
@@ -270,7 +266,7 @@ def test_workers_and_shards_and_interruptions_change_nothing(plain, tmp_path, mo
 def test_a_stream_that_was_kept_keeps_its_labels(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     stored([{**record, "who": "a"} for record in answers()], tmp_path / "set" / "train.parquet")
-    monkeypatch.setattr("geonorm.data.spool.PART_CHARACTERS", 500)
+    monkeypatch.setattr("geonorm.data.hub.KEPT_CHARACTERS", 500)
     # The tokenizer is trained in a first pass, and the second reads what that one kept.
     corpus = prepare([f"hf://{tmp_path}/set"], out=tmp_path / "out", **SHARES)
     assert texts(corpus) == sorted((record["prompt"], record["completion"]) for record in answers())

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from corpora import write_documents
 from geonorm.cli import main
-from geonorm.data import Corpus, Windows
-from geonorm.data import progress as progress_module
-from geonorm.data.progress import LiveProgress, Progress
+from geonorm.data import Corpus, Windows, stage_display
+from geonorm.data.stage_display import StageCounts, StageDisplay
 from geonorm.errors import UserError
 
 
@@ -26,7 +25,7 @@ def data(tmp_path):
 def test_plain_lines_and_a_summary(data, tmp_path):
     (data / "bad.txt").write_bytes(b"\xff")
     command = [sys.executable, "-m", "geonorm", "prepare", str(data / "*.txt"), "--out", str(tmp_path / "out")]
-    options = ["--vocab-size", "257", "--workers", "2", "--skip-unreadable", "--min-documents", "1", "--max-share", "1"]
+    options = ["--vocab-size", "257", "--skip-unreadable", "--min-documents", "1", "--max-share", "1"]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     run = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
@@ -34,7 +33,12 @@ def test_plain_lines_and_a_summary(data, tmp_path):
     corpus = Corpus.load(tmp_path / "out")
     facts = corpus.description
     assert f"{facts['num_tokens']['train']:,} train, {facts['num_tokens']['val']:,} validation and" in run.stdout
-    for words in ("1 x unreadable file", "bad.txt:1: byte 0xff", "tokens/s, workers: 2", "1.00 bytes per token"):
+    for words in (
+        "1 x unreadable file",
+        "bad.txt:1: byte 0xff",
+        f"tokens/s, workers: {len(os.sched_getaffinity(0))}\n",
+        "1.00 bytes per token",
+    ):
         assert words in run.stdout
     again = subprocess.run([*command, *options], capture_output=True, text=True, env=environment)
     assert again.returncode == 0
@@ -105,16 +109,16 @@ def test_a_stream_shorter_than_a_window_and_one_token_more(tmp_path):
 
 def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(stage_display.time, "monotonic", lambda: now)
 
     def show(terminal):
         nonlocal now
         now, output = 0.0, io.StringIO()
-        with LiveProgress(Console(file=output, force_terminal=terminal, width=100)) as live:
+        with StageDisplay(Console(file=output, force_terminal=terminal, width=100)) as live:
             for second in range(25):
                 now = float(second)
-                live(Progress("encoding", second, second * 1_000_000, second * 250_000, 50_000_000))
-            live.say("the end [1/2]")
+                live(StageCounts("encoding", second, second * 1_000_000, second * 250_000, 50_000_000))
+            live.report("the end [1/2]")
         return output.getvalue()
 
     assert show(terminal=False) == (
@@ -128,7 +132,7 @@ def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
 
 
 def test_no_rate_is_told_when_a_stage_has_just_begun():
-    progress = Progress("encoding", 8, 200_000, 117_681, None)
+    progress = StageCounts("encoding", 8, 200_000, 117_681, None)
     assert progress.line(4e-6) == "encoding: 0 MB, 8 documents, 117,681 tokens"
     assert progress.line(2.0).endswith("tokens, 58,840 tokens/s")
 

@@ -183,11 +183,11 @@ def prepare(config: PrepareConfig) -> int:
     from rich.console import Console
 
     from geonorm.data import prepare as run
-    from geonorm.data.progress import LiveProgress
+    from geonorm.data.stage_display import StageDisplay
 
     signals.begin()
-    with LiveProgress(Console()) as show:
-        run(list(config.sources) or None, report=show.say, progress=show, **config.arguments())
+    with StageDisplay(Console()) as show:
+        run(list(config.sources) or None, report=show.report, progress=show, **config.arguments())
     return 0
 
 

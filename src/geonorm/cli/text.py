@@ -20,7 +20,7 @@ def data_overrides(data: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """
     if not data:
         return []
-    from geonorm.data.prepare import prepared
+    from geonorm.data import prepared
 
     folder = prepared(data)
     if folder is None or len(data) > 1:

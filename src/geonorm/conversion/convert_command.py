@@ -16,9 +16,9 @@ from torch import Tensor
 from geonorm.conversion.calibrate import METHODS
 from geonorm.conversion.convert import check_convertible, convert_model
 from geonorm.conversion.held_out import split_source, windows_of_side
-from geonorm.data.embedded import EmbeddedSource
 from geonorm.data.sources import FileSource
 from geonorm.data.split import TRAIN, VAL
+from geonorm.data.standard_library import StandardLibrarySource
 from geonorm.errors import UserError, check_folder_path, unknown
 from geonorm.model_options import ConvertConfig
 from geonorm.models import rewire
@@ -49,7 +49,7 @@ def convert(config: ConvertConfig, console: Console) -> dict[str, Any]:
             and converting raise.
     """
     _check(config)
-    source = FileSource(config.text, config.text_column) if config.text else EmbeddedSource()
+    source = FileSource(config.text, config.text_column) if config.text else StandardLibrarySource()
     with ProgressBar(console) as bar:
         bar.begin(f"loading {config.model}")
         model, tokenizer = load_model(config.model, dtype=config.dtype, device=config.device)

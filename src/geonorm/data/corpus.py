@@ -1,20 +1,25 @@
-"""A prepared corpus: a folder with three token files, the tokenizer and a description."""
+"""A prepared corpus: a folder with three token files, the tokenizer and a description, which is written last."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geonorm.data.packed import TokenFile
+from geonorm.data.raw import read_object
+from geonorm.data.token_file import TokenFile
 from geonorm.data.tokenizer import load_tokenizer
 from geonorm.data.windows import HeldOutWindows, spread_windows
 from geonorm.errors import UserError
+from geonorm.storage import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 DESCRIPTION, TOKENIZER, TOKEN_BYTES = "description.json", "tokenizer.json", "token_bytes.npy"
 TOKEN_FILES = {"train": "train.tokens", "val": "val.tokens", "test": "test.tokens"}
 GROUP_FILES = {"val": "val.groups.npy", "test": "test.groups.npy"}
+_WORK, _WORK_KEY, _LOCK = ".building", "key.json", ".lock"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,3 +167,83 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
         return Corpus.load, (self.path,)
+
+
+def prepared(paths: Sequence[str | os.PathLike[str]] | None) -> Path | None:
+    """The first of the paths that is a prepared corpus."""
+    folders = (Path(path).expanduser() for path in paths or ())
+    return next((folder for folder in folders if _read_description(folder) is not None), None)
+
+
+def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the cache, made if need be: ``cache_dir``, ``$GEONORM_CACHE`` or ``~/.cache/geonorm``.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    folder = Path(cache_dir or os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the cache folder {folder} ({error.strerror}); set `cache_dir` or GEONORM_CACHE"
+        ) from error
+    return folder
+
+
+def _read_description(folder: Path) -> dict[str, Any] | None:
+    found = read_object(folder / DESCRIPTION)
+    return found if found is not None and {"fingerprint", "num_tokens", "eos_id"} <= found.keys() else None
+
+
+def is_whole(final: Path, key: str) -> bool:
+    """Whether ``final`` holds this very corpus.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    if not final.exists():
+        return False
+    if not final.is_dir():
+        raise UserError(f"{final} is a file; name a folder")
+    if (final / DESCRIPTION).exists():
+        if (_read_description(final) or {}).get("key") == key:
+            return True
+        raise UserError(
+            f"{final} holds a corpus of other text or settings; name another folder, or delete it to prepare anew"
+        )
+    # Runs and comparisons have a lock of the same name, so a lock alone does not make a folder one of a corpus.
+    if any(path.name not in (_WORK, _LOCK) for path in final.iterdir()) and not (final / _WORK).exists():
+        raise UserError(f"{final} is not empty and holds no corpus; name another folder")
+    return False
+
+
+@contextlib.contextmanager
+def building(final: Path, key: str) -> Iterator[Path | None]:
+    """A folder for what a build can go on from, removed when the block ends well; None if it was built meanwhile."""
+    from filelock import FileLock
+
+    final.mkdir(parents=True, exist_ok=True)
+    with FileLock(final / _LOCK):
+        if is_whole(final, key):
+            yield None
+            return
+        work = final / _WORK
+        try:
+            begun = json.loads((work / _WORK_KEY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            begun = key
+        if begun != key:
+            raise UserError(
+                f"{final} holds an unfinished corpus of other text or settings; finish it with the command that began"
+                " it, name another folder, or delete it"
+            )
+        work.mkdir(exist_ok=True)
+        write_json(work / _WORK_KEY, key)
+        # Nobody else builds here while the lock is held, so these were left by a process that was killed.
+        for left in final.glob("*.partial"):
+            left.unlink()
+        yield work
+        shutil.rmtree(work, ignore_errors=True)
+    # Whoever waits for the lock finds the corpus whole, so nobody builds any more.
+    (final / _LOCK).unlink(missing_ok=True)

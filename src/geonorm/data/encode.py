@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from geonorm.data.document import Document
+from geonorm.data.records import Document
 from geonorm.data.tokenizer import EOS, cut_pieces, eos_id, max_id, plain_copy
 from geonorm.errors import UserError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 _BATCH_CHARACTERS = 1 << 20
+_Item = TypeVar("_Item")
 
 
 def dtype_for(largest_id: int) -> np.dtype[Any]:
@@ -32,12 +33,7 @@ def dtype_for(largest_id: int) -> np.dtype[Any]:
 
 
 class Encoded(NamedTuple):
-    """A document as ids.
-
-    Attributes:
-        ids: ``[num_tokens]``, the end-of-text id last.
-        mask: bool ``[num_tokens]``, whether a token has a label; None if all have.
-    """
+    """A document as ids, ``[num_tokens]``, the end-of-text id last; and which have a label, bool; None if all have."""
 
     ids: np.ndarray
     mask: np.ndarray | None
@@ -86,13 +82,13 @@ class Encoder:
 
     def _marked(self, documents: Iterator[Document], special: bool) -> Iterator[Encoded | None]:
         tokenizer = self._with_special if special else self._with_offsets
-        for batch in _batches(documents):
-            for document, found in zip(batch, _encodings(tokenizer, batch), strict=True):
+        for batch in _batches(documents, len):
+            for document, found in zip(batch, _each(tokenizer.encode_batch, batch), strict=True):
                 if found is None or not found.ids or self.eos_id in found.ids:
                     yield None
-                    continue
-                ids = np.asarray([*found.ids, self.eos_id], dtype=self.dtype)
-                yield Encoded(ids, _mask(document, found.offsets))
+                else:
+                    ids = np.asarray([*found.ids, self.eos_id], dtype=self.dtype)
+                    yield Encoded(ids, _mask(document, found.offsets))
 
     @functools.cached_property
     def _with_offsets(self) -> Tokenizer:
@@ -108,36 +104,26 @@ class Encoder:
         return copy
 
     def _plain(self, documents: Iterable[str]) -> Iterator[np.ndarray | None]:
-        pieces: list[str] = []
-        ends: list[bool] = []
-        waiting = 0
+        cut = ((piece, number == 0) for text in documents for number, piece in enumerate(self._pieces(text)))
         begun: list[np.ndarray] = []
-        for text in documents:
-            cut = list(cut_pieces(text)) if self._can_cut else [text]
-            for number, piece in enumerate(cut, start=1):
-                pieces.append(piece)
-                ends.append(number == len(cut))
-                waiting += len(piece)
-                if waiting >= _BATCH_CHARACTERS:
-                    yield from self._batch(pieces, ends, begun)
-                    pieces, ends, waiting = [], [], 0
-        yield from self._batch(pieces, ends, begun)
+        for batch in _batches(cut, lambda item: len(item[0])):
+            for (_, first), found in zip(
+                batch, _each(self._tokenizer.encode_batch_fast, [piece for piece, _ in batch]), strict=True
+            ):
+                if first and begun:
+                    yield self._joined(begun)
+                    begun = []
+                # An end-of-text id inside marks a document that is to be left out.
+                begun.append(np.asarray([self.eos_id] if found is None else found.ids, dtype=self.dtype))
+        if begun:
+            yield self._joined(begun)
 
-    def _batch(self, pieces: list[str], ends: list[bool], begun: list[np.ndarray]) -> Iterator[np.ndarray | None]:
-        for found, last in zip(self._ids(pieces), ends, strict=True):
-            # An end-of-text id inside marks a document that is to be left out.
-            begun.append(np.asarray([self.eos_id] if found is None else found, dtype=self.dtype))
-            if not last:
-                continue
-            ids = np.concatenate([*begun, np.asarray([self.eos_id], dtype=self.dtype)])
-            begun.clear()
-            yield None if len(ids) == 1 or (ids[:-1] == self.eos_id).any() else ids
+    def _pieces(self, text: str) -> Iterable[str]:
+        return cut_pieces(text) if self._can_cut else (text,)
 
-    def _ids(self, pieces: list[str]) -> list[list[int] | None]:
-        try:
-            return [found.ids for found in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
-        except Exception:  # the library raises nothing narrower where a vocabulary has no token for the unknown
-            return [None] if len(pieces) == 1 else [self._ids([piece])[0] for piece in pieces]
+    def _joined(self, pieces: list[np.ndarray]) -> np.ndarray | None:
+        ids = np.concatenate([*pieces, np.asarray([self.eos_id], dtype=self.dtype)])
+        return None if len(ids) == 1 or (ids[:-1] == self.eos_id).any() else ids
 
     @functools.cached_property
     def unknown_id(self) -> int | None:
@@ -151,12 +137,12 @@ def _kind(text: str) -> tuple[bool, bool]:
     return (text.labelled is not None, text.special) if isinstance(text, Document) else (False, False)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def _batches(items: Iterable[_Item], size: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
     waiting = 0
-    for document in documents:
-        batch.append(document)
-        waiting += len(document)
+    for item in items:
+        batch.append(item)
+        waiting += size(item)
         if waiting >= _BATCH_CHARACTERS:
             yield batch
             batch, waiting = [], 0
@@ -164,11 +150,12 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding | None]:
+def _each(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding | None]:
+    """Encode a batch; None for a text that the tokenizer cannot take."""
     try:
-        return list(tokenizer.encode_batch(texts, add_special_tokens=False))
-    except Exception:  # as for ids alone
-        return [None] if len(texts) == 1 else [_encodings(tokenizer, [text])[0] for text in texts]
+        return list(encode(texts, add_special_tokens=False))
+    except Exception:  # the library raises nothing narrower where a vocabulary has no token for the unknown
+        return [None] if len(texts) == 1 else [_each(encode, [text])[0] for text in texts]
 
 
 def _mask(document: Document, offsets: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which files a user means: paths, folders and patterns to regular files of a kind that can be read."""
+"""Which files a user means: paths, folders and patterns to regular files of text that geonorm did not write itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import fnmatch
 import glob
 import itertools
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geonorm.data.outputs import UNFINISHED, is_evaluation, kind_of_folder
-from geonorm.data.raw import COMPRESSIONS
+from geonorm.data.raw import COMPRESSIONS, read_object
 from geonorm.errors import UserError
 
 # fmt: off
@@ -23,6 +23,19 @@ TEXT_SUFFIXES = frozenset((
 ))
 # fmt: on
 _KINDS = dict.fromkeys(TEXT_SUFFIXES, "text") | {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
+_UNFINISHED = "unfinished corpus"
+# The file that makes a folder what it is, and fields that only we put into one of that name.
+_RECORDS = {
+    "description.json": ({"fingerprint", "num_tokens", "eos_id"}, "prepared corpus"),
+    ".building/key.json": (set(), _UNFINISHED),
+    "run.json": ({"id", "corpus", "geonorm"}, "training run"),
+    "inspection.json": ({"format", "models", "environment"}, "inspection"),
+    "conversion.json": ({"model", "to", "settings"}, "converted model"),
+    "config.json": ({"model_type", "placement"}, "saved model"),
+}
+_COMPARISON, _COMPARISON_FIELDS = "config.yaml", (r"^settings:", r"^corpus_fingerprint:")
+# How the file of `geonorm eval --out` begins, and what is in it.
+_EVALUATION_START, _EVALUATION = b'{\n "model":', {"model", "class", "placement", "settings", "text", "tasks"}
 
 
 class Found:
@@ -49,11 +62,15 @@ class Found:
         for given in paths:
             path = Path(given).expanduser()
             if path.is_dir():
-                self._add_folder(path)
+                if not self._walk(path):
+                    raise UserError(f"no readable file in the folder {path}{self._found_instead()}")
             elif os.path.lexists(path):
                 if (what := _what_else(path)) is not None:
                     raise UserError(f"{path} is a {what}; only regular files are read, so give one")
-                self.files[_real(path)] = _kind_or_error(path)
+                if (kind := _kind(path)) is None:
+                    name = "".join(path.suffixes[-2:]) or "no suffix"
+                    raise UserError(f"cannot read {path} ({name}); supported suffixes: {_supported()}")
+                self.files[_real(path)] = kind
             elif glob.has_magic(str(path)):
                 self._add_pattern(path)
             else:
@@ -64,7 +81,7 @@ class Found:
         if kind is None:
             self.unsupported.add(_real(path))
             return False
-        what = _what_else(path) or ("result of geonorm eval" if kind == "json" and is_evaluation(path) else None)
+        what = _what_else(path) or ("result of geonorm eval" if kind == "json" and _is_evaluation(path) else None)
         if what is not None:
             self.left_out[path.absolute()] = what
             return False
@@ -100,10 +117,6 @@ class Found:
             if not hidden and not any(map(self._is_left_out, reversed(path.parents[: len(inner)]))):
                 yield path
 
-    def _add_folder(self, folder: Path) -> None:
-        if not self._walk(folder):
-            raise UserError(f"no readable file in the folder {folder}{self._found_instead()}")
-
     def _found_instead(self) -> str:
         few = [f"{path} ({what})" for path, what in itertools.islice(self.left_out.items(), 3)]
         return f"; left out: {', '.join(few)}" * bool(few) + f"; supported suffixes: {_supported()}"
@@ -133,11 +146,35 @@ class Found:
     def _is_output(self, folder: Path) -> bool:
         folder = folder.absolute()
         if folder not in self._outputs:
-            self._outputs[folder] = kind_of_folder(folder)
+            self._outputs[folder] = _kind_of_output(folder)
         # What an interrupted command left is as good as hidden: named, it would make a difference to the next one.
-        if (kind := self._outputs[folder]) not in (None, UNFINISHED):
+        if (kind := self._outputs[folder]) not in (None, _UNFINISHED):
             self.left_out[folder] = f"{kind} of geonorm"
         return kind is not None
+
+
+def _kind_of_output(folder: Path) -> str | None:
+    """What a folder is if geonorm wrote it, such as ``"prepared corpus"``; else None."""
+    for name, (fields, kind) in _RECORDS.items():
+        path = folder / name
+        # Most folders have none of them, and looking is cheap.
+        if path.is_file() and (not fields or fields <= (read_object(path) or {}).keys()):
+            return kind
+    try:
+        text = (folder / _COMPARISON).read_text(encoding="utf-8") if (folder / _COMPARISON).is_file() else ""
+    except (OSError, ValueError):
+        return None
+    return "comparison" if all(re.search(field, text, re.MULTILINE) for field in _COMPARISON_FIELDS) else None
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a file holds the results of ``geonorm eval``."""
+    try:
+        with path.open("rb") as file:
+            begun = file.read(len(_EVALUATION_START)) == _EVALUATION_START
+    except OSError:
+        return False
+    return begun and (read_object(path) or {}).keys() >= _EVALUATION
 
 
 def _what_else(path: Path) -> str | None:
@@ -164,14 +201,6 @@ def _kind(path: Path) -> str | None:
         # Parquet compresses its own columns, and needs random access.
         return None if kind == "parquet" or path.suffix not in COMPRESSIONS else kind
     return _KINDS.get(suffixes[-1]) if suffixes else None
-
-
-def _kind_or_error(path: Path) -> str:
-    kind = _kind(path)
-    if kind is None:
-        name = "".join(path.suffixes[-2:]) or "no suffix"
-        raise UserError(f"cannot read {path} ({name}); supported suffixes: {_supported()}")
-    return kind
 
 
 def _supported() -> str:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import json
 import os
 import re
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from geonorm.data import raw, spool
+from geonorm.data import raw
+from geonorm.data.given_tokenizer import ChatTemplate
 from geonorm.data.raw import one_line
-from geonorm.data.readers import Columns, wanted_columns
-from geonorm.data.turns import ChatTemplate
+from geonorm.data.records import Columns, Document
+from geonorm.data.sources import Source
 from geonorm.errors import UserError, check_unicode
 
 PREFIX = "hf://"
+# Of text in one file of what was read; after an interruption the stream goes on behind the last of them.
+KEPT_CHARACTERS = 8_000_000
 _JSON_FILE = re.compile(r"[^:]*(://)?[^:]*\.(json|jsonl|ndjson)(\.gz|\.xz|\.zst)?", re.IGNORECASE)
 _SPEC = re.compile(r"(?P<name>[^:@#]+)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^:@#]+))?(?:#(?P<column>[^#]+))?")
 
@@ -28,15 +34,13 @@ def is_hub(given: str | os.PathLike[str]) -> bool:
     return bool(re.match("hf:/", os.fspath(given)))
 
 
-class HubSource:
+class HubSource(Source):
     """Documents of one dataset, ``hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]``.
 
     In place of ``OWNER/NAME`` an absolute folder may stand, a copy of such a dataset on this machine. The dataset
     is streamed, never downloaded as a whole, and no code of it is run. Each row is read from the network once: what
-    was read lies compressed in `folder`, and an interrupted stream goes on behind it.
-
-    Attributes:
-        folder: where to keep what was read; to be set before `documents` is called.
+    was read lies compressed in `folder`, and an interrupted stream goes on behind it. So every pass gives what the
+    first one kept, and `check_unchanged` checks nothing.
     """
 
     def __init__(
@@ -61,7 +65,6 @@ class HubSource:
         self.split = match["split"] or "train"
         self.column = match["column"] or text_column
         self.group_by, self.chat = group_by, chat
-        self.folder: Path | None = None
         self._revision = ""
 
     @property
@@ -77,8 +80,8 @@ class HubSource:
         Raises:
             UserError: the dataset does not exist or cannot be reached.
         """
-        with self._rows(None) as rows:
-            del rows
+        with self._rows(self._columns()):
+            pass
         found = [self.names[0], self._revision]
         if Path(self.name).is_absolute():
             for path in sorted(Path(self.name).rglob("*")):
@@ -87,13 +90,6 @@ class HubSource:
                     found.append(f"{path.relative_to(self.name).as_posix()} {facts.st_size} {facts.st_mtime_ns}")
         return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
-    def check_unchanged(self) -> None:
-        """Nothing to check: every pass reads what the first one kept."""
-
-    def notes(self) -> list[str]:
-        """None: nothing of a stream is left out but null texts, which are counted."""
-        return []
-
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the texts in the order of the stream; null texts are skipped and counted.
 
@@ -101,37 +97,57 @@ class HubSource:
             UserError: the stream broke off, or a text is not a string.
         """
         assert self.folder is not None, "the folder for what was read is not set"
-        kept = spool.Spool(self.folder)
-        last, number = spool.Part([], 0, {}, None, ended=False), 0
-        for last in kept.parts():
-            number += 1
-            skipped.update(last.skipped)
-            yield from last.texts
-        if not last.ended:
-            yield from self._stream(kept, number, last, skipped)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept: dict[str, Any] = {"num_rows": 0, "state": None, "ended": False}
+        number = 0
+        while (found := _read_kept(self._kept(number))) is not None:
+            kept, number = found, number + 1
+            skipped.update(kept["skipped"])
+            yield from (Document(*text) if isinstance(text, list) else text for text in kept["texts"])
+        if not kept["ended"]:
+            yield from self._stream(number, kept["num_rows"], kept["state"], skipped)
 
-    def _stream(self, kept: spool.Spool, number: int, last: spool.Part, skipped: Counter[str]) -> Iterator[str]:
-        columns = Columns(self.names[0], self.column, Counter(), self.group_by, self.chat)
+    def _kept(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{number:06d}.json.gz"
+
+    def _columns(self) -> Columns:
+        return Columns(self.names[0], self.column, Counter(), self.group_by, self.chat)
+
+    def _stream(self, number: int, num_rows: int, state: dict[str, Any] | None, skipped: Counter[str]) -> Iterator[str]:
+        columns, name = self._columns(), self.names[0]
         texts: list[str] = []
-        size, num_rows = 0, last.num_rows
+        size = 0
 
         def keep(ended: bool) -> None:
-            nonlocal texts, size, number
-            state = None if ended else rows.state_dict()
-            kept.write(number, spool.Part(texts, num_rows, dict(columns.skipped), state, ended))
+            nonlocal size, number
+            facts = {"num_rows": num_rows, "state": None if ended else rows.state_dict(), "ended": ended}
+            _write_kept(self._kept(number), texts, {**facts, "skipped": columns.skipped})
             skipped.update(columns.skipped)
             columns.skipped.clear()
-            texts, size, number = [], 0, number + 1
+            texts.clear()
+            size, number = 0, number + 1
 
-        with self._rows(last.state) as rows:
+        with self._rows(columns) as rows:
+            if state is not None:
+                rows.load_state_dict(state)
             iterator = iter(rows)
             try:
-                while (row := self._next(iterator, num_rows)) is not None:
+                while True:
+                    try:
+                        row = next(iterator, None)
+                    except Exception as error:  # whatever the library and the network below it raise
+                        raise UserError(
+                            f"the stream of {name} broke off after {num_rows} rows ({one_line(error)});"
+                            " run the same command again to go on from what was kept"
+                        ) from error
+                    if row is None:
+                        break
                     num_rows += 1
-                    for text in columns.take(row, f"{self.names[0]}, row {num_rows}"):
+                    for text in columns.take(row, f"{name}, row {num_rows}"):
                         texts.append(text)
                         size += len(text)
-                        if size >= spool.PART_CHARACTERS:
+                        if size >= KEPT_CHARACTERS:
                             keep(ended=False)
                         yield text
                 columns.finish()
@@ -144,14 +160,27 @@ class HubSource:
             finally:
                 del iterator
 
-    def _next(self, iterator: Iterator[Any], num_rows: int) -> dict[str, Any] | None:
-        try:
-            return next(iterator, None)
-        except Exception as error:  # whatever the library and the network below it raise
-            raise UserError(
-                f"the stream of {self.names[0]} broke off after {num_rows} rows ({one_line(error)});"
-                " run the same command again to go on from what was kept"
-            ) from error
+    @contextlib.contextmanager
+    def _rows(self, columns: Columns) -> Iterator[Any]:
+        import datasets
+
+        with quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
+            try:
+                builder = datasets.load_dataset_builder(self.name, self.config, cache_dir=cache)
+                rows: Any = self._json_rows(builder) or builder.as_streaming_dataset(split=self.split)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"cannot open the dataset {self.names[0]} ({one_line(error)}); check its name, configuration and"
+                    " split, and the network"
+                ) from error
+            self._revision = str(builder.hash)
+            if rows.column_names is not None:
+                columns.names.update(rows.column_names)
+                columns.require()
+                rows = rows.select_columns(columns.wanted(rows.column_names))
+            yield rows
 
     def _json_rows(self, builder: Any) -> _JsonRows | None:
         """Rows of a dataset of JSON files, which `datasets` would not give as they are; None for another dataset.
@@ -180,34 +209,6 @@ class HubSource:
                 " files, as .gz, .xz or .zst too"
             )
         return _JsonRows(list(files[self.split]))
-
-    @contextlib.contextmanager
-    def _rows(self, state: dict[str, Any] | None) -> Iterator[Any]:
-        import datasets
-
-        with quiet(), tempfile.TemporaryDirectory(prefix="geonorm-") as cache:
-            try:
-                builder = datasets.load_dataset_builder(self.name, self.config, cache_dir=cache)
-                rows: Any = self._json_rows(builder) or builder.as_streaming_dataset(split=self.split)
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(
-                    f"cannot open the dataset {self.names[0]} ({one_line(error)}); check its name, configuration and"
-                    " split, and the network"
-                ) from error
-            self._revision = str(builder.hash)
-            names = rows.column_names
-            if names is not None:
-                wanted = wanted_columns(names, self.column, self.group_by)
-                for column in wanted:
-                    if column not in names:
-                        known = ", ".join(sorted(names))
-                        raise UserError(f"{self.names[0]} has no column `{column}`; its columns are: {known}")
-                rows = rows.select_columns(wanted)
-            if state is not None:
-                rows.load_state_dict(state)
-            yield rows
 
 
 class _JsonRows:
@@ -259,3 +260,20 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             datasets.enable_progress_bars()
+
+
+def _write_kept(path: Path, texts: list[str], facts: dict[str, Any]) -> None:
+    rows = [[text, text.group, text.labelled, text.special] if isinstance(text, Document) else text for text in texts]
+    partial = path.with_suffix(".partial")
+    with gzip.open(partial, "wt", compresslevel=1, encoding="ascii") as file:
+        json.dump({**facts, "texts": rows}, file)
+    partial.replace(path)
+
+
+def _read_kept(path: Path) -> dict[str, Any] | None:
+    """What `_write_kept` wrote; None if it is missing or damaged, which its checksum tells."""
+    try:
+        with gzip.open(path) as file:
+            return json.load(file)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return None

@@ -1,12 +1,12 @@
 """Options of ``geonorm prepare``. Imports none of the data libraries, so that help appears soon."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from geonorm.data import VOCAB_SIZE
 from geonorm.ranges import Count, Number
 
 _Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all documents)")]
@@ -22,7 +22,7 @@ _Out = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint
 _Sources = Annotated[
     tuple[str, ...],
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="[SOURCE ...]", help_behavior_hint="(default: the embedded corpus)"),
+    tyro.conf.arg(metavar="[SOURCE ...]", help_behavior_hint="(default: the standard-library corpus)"),
 ]
 
 
@@ -43,7 +43,7 @@ class PrepareConfig:
     """A tokenizer.json, a folder with one, or a name on the Hub"""
     eos: _Eos = None
     """Its end-of-text token"""
-    vocab_size: Annotated[int, Count(257)] = 2048
+    vocab_size: Annotated[int, Count(257)] = VOCAB_SIZE
     """Size of the BPE trained on the text if no tokenizer is given; 257 means bytes"""
     val_fraction: Annotated[float, Number(0, 1, above=True)] = 0.05
     """Share of the text held out to choose on, whole documents"""
@@ -69,10 +69,4 @@ class PrepareConfig:
 
     def arguments(self) -> dict[str, Any]:
         """What `prepare` is to be called with, the sources apart."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "sources"}
-        return {**given, "workers": num_cores() if self.workers is None else self.workers}
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "sources"}

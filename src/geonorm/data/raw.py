@@ -18,6 +18,8 @@ from geonorm.errors import UserError
 COMPRESSIONS = frozenset((".xz", ".gz", ".zst"))
 _MARK = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
+# Files of facts that geonorm or a tokenizer wrote are far smaller.
+_MOST_BYTES_OF_FACTS = 1 << 26
 _ROWS_AT_A_TIME = 256
 
 
@@ -130,6 +132,17 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict
                 yield where, row
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a small file; None if there is none, or no regular file."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_FACTS:
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hex.
 
@@ -217,39 +230,8 @@ def _decompressed(file: BinaryIO, suffix: str) -> io.BufferedReader:
     if suffix == ".xz":
         return io.BufferedReader(cast(io.RawIOBase, lzma.LZMAFile(file)))
     if suffix == ".zst":
-        return io.BufferedReader(_Zstd(file))
+        import pyarrow
+
+        # The package zstandard takes a file that was cut for a short one.
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
     return cast(io.BufferedReader, file)
-
-
-class _Zstd(io.RawIOBase):
-    """Frames of zstd one after another; the package's own reader takes a file that was cut for a short one."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError("reading .zst files needs the package zstandard; run pip install zstandard") from None
-        self._file, self._new_frame = file, zstandard.ZstdDecompressor().decompressobj
-        self._frame: Any = None
-        self._waiting, self._ready = b"", b""
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as there is something; 0 at the end of the last frame."""
-        while not self._ready:
-            self._waiting = self._waiting or self._file.read(_BLOCK)
-            if not self._waiting:
-                if self._frame is not None:
-                    raise EOFError("the zstd stream ends too early")
-                return 0
-            self._frame = self._frame or self._new_frame()
-            self._ready = self._frame.decompress(self._waiting)
-            self._waiting = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = None
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size

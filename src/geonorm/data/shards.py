@@ -1,51 +1,44 @@
-"""Encoded shards: pieces of a corpus that worker processes write and that survive a kill."""
+"""Documents to shards of ids: files that worker processes write and that survive a kill.
+
+`datasets.map` was tried in their place: killed in the middle it had kept nothing, its worker processes lived on, and it
+took 1.3 times as long.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
+import itertools
 import os
+import signal
+import threading
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from geonorm.data.document import Document
 from geonorm.data.encode import Encoder
-from geonorm.data.split import document_digest, side_key
+from geonorm.data.records import Document
+from geonorm.data.split import document_digest, num_bytes, side_key
 from geonorm.data.tokenizer import load_tokenizer, token_byte_lengths
-from geonorm.storage import write_json
+from geonorm.errors import UserError
 
 SHARD_CHARACTERS = 8_000_000
-NO_TOKEN = "document that does not encode"
 
-# One row a document: its `document_digest`, what decides its side, its size, the ids it became (0 where left out).
-INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), ("num_bytes", "<i8"), ("num_tokens", "<i8")])
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardFacts:
-    """What is known of a finished shard; counts are of the documents that became ids."""
-
-    number: int
-    num_documents: int
-    num_bytes: int
-    num_tokens: int
-    num_spelled_bytes: int
-    num_unknown: int
-    skipped: int
-    input: str
-    tokens_sha256: str
-    index_sha256: str
-    mask_sha256: str | None
-    version: str
+# One row a document: its `document_digest`, what decides its side, its size, how many ids it became (0 where it is left
+# out), the bytes that these stand for, and how many of them stand for what the tokenizer cannot spell.
+_SUMMED = ("num_bytes", "num_tokens", "num_spelled", "num_unknown")
+INDEX = np.dtype([("digest", "u1", 32), ("key", "<u8"), *((name, "<i8") for name in _SUMMED)])
+_VERSION = 4
 
 
-def group(documents: Iterable[str], characters: int = SHARD_CHARACTERS) -> Iterator[list[str]]:
-    """Gather documents, in order, into lists of at least ``characters`` characters; the last may have fewer.
+def shard_texts(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Gather documents, in order, into lists of at least `SHARD_CHARACTERS` characters; the last may have fewer.
 
     Where the lists end depends on the documents alone, never on who encodes them.
     """
@@ -54,40 +47,57 @@ def group(documents: Iterable[str], characters: int = SHARD_CHARACTERS) -> Itera
     for text in documents:
         texts.append(text)
         size += len(text)
-        if size >= characters:
+        if size >= SHARD_CHARACTERS:
             yield texts
             texts, size = [], 0
     if texts:
         yield texts
 
 
-def finished(folder: Path, number: int, texts: list[str]) -> ShardFacts | None:
-    """Facts of shard ``number`` if it was made of these very documents and its files are undamaged, else None."""
-    try:
-        facts = ShardFacts(**json.loads(_path(folder, number, "json").read_text(encoding="utf-8")))
-        right = facts.version == _version() and facts.input == _input(document_digest(text) for text in texts)
-        right = right and facts.tokens_sha256 == _sha256(_path(folder, number, "ids").read_bytes())
-        if facts.mask_sha256 is not None:
-            right = right and facts.mask_sha256 == _sha256(_path(folder, number, "mask").read_bytes())
-        right = right and facts.index_sha256 == _sha256(_path(folder, number, "index").read_bytes())
-    except (OSError, ValueError, TypeError):
-        return None
-    return facts if right else None
+class Shards:
+    """Shards in a folder, numbered from 0; one is in memory at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, number: int, index: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> None:
+        """Keep a shard; its file is there once it is whole.
+
+        Args:
+            number: its place.
+            index: `INDEX`, one row a document.
+            ids: of these documents one after another.
+            mask: bool, which of the ids have a label; empty if all have.
+        """
+        partial = self._path(number).with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez(file, version=np.array(_version()), index=index, ids=ids, mask=mask)
+        partial.replace(self._path(number))
+
+    def read(self, number: int, *names: str) -> list[np.ndarray]:
+        """Arrays of a shard by their names in `write`; checksums of the file are checked."""
+        with np.load(self._path(number), allow_pickle=False) as found:
+            return [found[name] for name in names]
+
+    def finished(self, number: int, texts: list[str]) -> Counter[str] | None:
+        """`shard_counts` of a whole shard that holds exactly these documents; None if it has to be made."""
+        try:
+            version, index, *_ = self.read(number, "version", "index", "ids", "mask")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        digests = b"".join(map(document_digest, texts))
+        right = str(version) == _version() and index["digest"].tobytes() == digests
+        return shard_counts(index) if right else None
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.npz"
 
 
-def read_index(folder: Path, number: int) -> np.ndarray:
-    """The rows of a finished shard, dtype `INDEX`."""
-    return np.fromfile(_path(folder, number, "index"), dtype=INDEX)
-
-
-def read_ids(folder: Path, number: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The ids of a finished shard, the documents one after another."""
-    return np.fromfile(_path(folder, number, "ids"), dtype=dtype)
-
-
-def read_mask(folder: Path, facts: ShardFacts) -> np.ndarray | None:
-    """Whether each id of a finished shard has a label, bool; None if all have."""
-    return None if facts.mask_sha256 is None else np.fromfile(_path(folder, facts.number, "mask"), dtype=bool)
+def shard_counts(index: np.ndarray) -> Counter[str]:
+    """Sums over the documents of an `INDEX`, their number and that of documents left out, which are in no other sum."""
+    kept = index[index["num_tokens"] > 0]
+    sums = {name: int(kept[name].sum()) for name in _SUMMED}
+    return Counter(num_documents=len(kept), num_left_out=len(index) - len(kept), **sums)
 
 
 class ShardEncoder:
@@ -95,89 +105,116 @@ class ShardEncoder:
 
     def __init__(self, folder: Path, tokenizer_path: Path, eos: str) -> None:
         tokenizer = load_tokenizer(tokenizer_path)
-        self.folder = folder
+        self.shards = Shards(folder)
         self.encoder = Encoder(tokenizer, eos)
         self.lengths = token_byte_lengths(tokenizer)
-        self.special_lengths = np.zeros_like(self.lengths)
+        # Where the spelling of a special token stands for it, it counts as well.
+        self.spelled_lengths = self.lengths.copy()
         for number, token in tokenizer.get_added_tokens_decoder().items():
             if token.special:
-                self.special_lengths[number] = len(token.content.encode("utf-8"))
+                self.spelled_lengths[number] = len(token.content.encode("utf-8"))
 
-    def __call__(self, number: int, texts: list[str]) -> ShardFacts:
-        """Encode the documents and write shard ``number``; it counts as finished once its JSON file is there."""
+    def __call__(self, number: int, texts: list[str]) -> Counter[str]:
+        """Encode the documents and write shard ``number``; returns its `shard_counts`."""
         index = np.zeros(len(texts), dtype=INDEX)
-        counts: Counter[str] = Counter()
-        written = hashlib.sha256()
-        # For every id of the shard, once a document of it has a mask.
-        masks: list[np.ndarray] | None = None
-        _path(self.folder, number, "json").unlink(missing_ok=True)
-        with _path(self.folder, number, "ids").open("wb") as file:
-            for row, (text, found) in enumerate(zip(texts, self.encoder.encode(texts), strict=True)):
-                data = text.encode("utf-8")
-                index[row]["digest"] = np.frombuffer(document_digest(text), dtype=np.uint8)
-                index[row]["key"] = side_key(text)
-                index[row]["num_bytes"] = len(data)
-                if found is None:
-                    counts["skipped"] += 1
-                    continue
-                ids, mask = found
-                if mask is not None and masks is None:
-                    masks = [np.ones(counts["tokens"], dtype=bool)]
-                if masks is not None:
-                    masks.append(np.ones(len(ids), dtype=bool) if mask is None else mask)
-                index[row]["num_tokens"] = len(ids)
-                written.update(ids.tobytes())
-                file.write(ids.tobytes())
-                counts["documents"] += 1
-                counts["bytes"] += len(data)
-                counts["tokens"] += len(ids)
-                counts["spelled"] += int(self.lengths[ids[:-1]].sum())
-                if isinstance(text, Document) and text.special:
-                    counts["spelled"] += int(self.special_lengths[ids[:-1]].sum())
-                if self.encoder.unknown_id is not None:
-                    counts["unknown"] += int((ids == self.encoder.unknown_id).sum())
-            file.flush()
-            os.fsync(file.fileno())
-        mask_sha256 = None
-        if masks is not None:
-            _path(self.folder, number, "mask").write_bytes(data := np.concatenate(masks).tobytes())
-            mask_sha256 = _sha256(data)
-        rows = index.tobytes()
-        _path(self.folder, number, "index").write_bytes(rows)
-        facts = ShardFacts(
-            number=number,
-            num_documents=counts["documents"],
-            num_bytes=counts["bytes"],
-            num_tokens=counts["tokens"],
-            num_spelled_bytes=counts["spelled"],
-            num_unknown=counts["unknown"],
-            skipped=counts["skipped"],
-            input=_input(row["digest"].tobytes() for row in index),
-            tokens_sha256=written.hexdigest(),
-            index_sha256=_sha256(rows),
-            mask_sha256=mask_sha256,
-            version=_version(),
-        )
-        write_json(_path(self.folder, number, "json"), dataclasses.asdict(facts))
-        return facts
+        ids, masks = [np.zeros(0, dtype=self.encoder.dtype)], [np.zeros(0, dtype=bool)]
+        for row, text, found in zip(index, texts, self.encoder.encode(texts), strict=True):
+            row["digest"] = np.frombuffer(document_digest(text), dtype=np.uint8)
+            row["key"], row["num_bytes"] = side_key(text), num_bytes(text)
+            if found is None:
+                continue
+            ids.append(found.ids)
+            masks.append(np.ones(len(found.ids), dtype=bool) if found.mask is None else found.mask)
+            lengths = self.spelled_lengths if isinstance(text, Document) and text.special else self.lengths
+            row["num_tokens"], row["num_spelled"] = len(found.ids), lengths[found.ids[:-1]].sum()
+            if self.encoder.unknown_id is not None:
+                row["num_unknown"] = (found.ids == self.encoder.unknown_id).sum()
+        mask = np.concatenate(masks)
+        self.shards.write(number, index, np.concatenate(ids), mask[:0] if mask.all() else mask)
+        return shard_counts(index)
 
 
-def _path(folder: Path, number: int, suffix: str) -> Path:
-    return folder / f"{number:06d}.{suffix}"
+def encode_shards(
+    encoder: tuple[Any, ...], tasks: Iterator[tuple[int, list[str]]], workers: int
+) -> Iterator[Counter[str]]:
+    """Encode lists of documents into shards; yields their `shard_counts` in the order in which they end.
+
+    At most ``workers + 1`` lists are taken ahead of their results, so that a fast reader does not fill the memory. One
+    worker, or a single list, is encoded in this process.
+
+    Args:
+        encoder: arguments of `ShardEncoder`, which is made once in each process.
+        tasks: number and documents of each shard.
+        workers: number of processes, at least 1.
+
+    Raises:
+        UserError: a worker process died.
+    """
+    ahead = list(itertools.islice(tasks, 2)) if workers > 1 else []
+    alone = len(ahead) < 2
+    tasks = itertools.chain(ahead, tasks)
+    del ahead
+    if alone:
+        encode = ShardEncoder(*encoder)
+        for task in tasks:
+            yield encode(*task)
+        return
+    pool = ProcessPoolExecutor(workers, _context(), _start, encoder)
+    waiting: set[Future[Counter[str]]] = set()
+    try:
+        for task in tasks:
+            waiting.add(pool.submit(_run, *task))
+            if len(waiting) > workers:
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in ended)
+        while waiting:
+            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in ended)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed or could not start; if memory ran out use fewer `workers`, and in a script"
+            " call prepare under `if __name__ == '__main__':` (finished shards are kept)"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_encode: Callable[..., Counter[str]]
+
+
+def _start(*encoder: Any) -> None:
+    global _encode
+    # Ctrl-C reaches every process of the terminal; the parent alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The processes are the parallelism; threads in each would only compete.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _encode = ShardEncoder(*encoder)
+
+
+def _run(number: int, texts: list[str]) -> Counter[str]:
+    return _encode(number, texts)
+
+
+def _context() -> BaseContext:
+    # Forking this process, which holds threads of tokenizers, torch or pyarrow, can lock up. A server that has only
+    # imported this module is safe to fork, and the package is then imported once and not once a worker.
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _end_with_parent() -> None:
+    # A killed parent cannot close the queue, and the worker would wait on it for ever.
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _version() -> str:
     import tokenizers
 
-    return f"3 tokenizers {tokenizers.__version__}"
-
-
-def _input(digests: Iterable[bytes]) -> str:
-    whole = hashlib.sha256()
-    for digest in digests:
-        whole.update(digest)
-    return whole.hexdigest()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return f"{_VERSION} tokenizers {tokenizers.__version__}"

@@ -1,4 +1,4 @@
-"""Documents of local files, with a fingerprint of their content."""
+"""Where documents come from: files here, several sources in one, with a fingerprint of the content."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from geonorm.data import readers
 from geonorm.data.found import Found
+from geonorm.data.given_tokenizer import ChatTemplate
 from geonorm.data.raw import UnreadableFile, file_digest, read_text
-from geonorm.data.turns import ChatTemplate
+from geonorm.data.records import Columns, read_records
 from geonorm.errors import UserError, check_unicode, printable
 
-_READERS = {"jsonl": readers.read_jsonl, "json": readers.read_json, "parquet": readers.read_parquet}
 _MOST_NAMED = 20
 
 
-class Source(Protocol):
-    """Where documents come from; it can be read more than once and gives the same documents each time.
+class Source:
+    """Can be read more than once and gives the same documents each time.
 
     Attributes:
         folder: where the source may keep what it read, set before `documents` is called.
     """
 
-    folder: Path | None
+    folder: Path | None = None
 
     @property
     def names(self) -> list[str]:
         """Names of the parts, for people."""
-        ...
+        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Hex digest of the raw content and of how it is read; cheaper than reading the documents."""
-        ...
+        raise NotImplementedError
 
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the documents in a fixed order and count in ``skipped`` what was left out, by reason."""
-        ...
+        raise NotImplementedError
 
     def check_unchanged(self) -> None:
         """Raise a `UserError` if the content changed after `fingerprint`."""
-        ...
 
     def notes(self) -> list[str]:
         """A line for each part that was not read, or not to its end, so far."""
-        ...
+        return []
+
+    def share_read(self) -> float | None:
+        """How much of it `documents` has read, from 0 to 1; None where nobody knows."""
+        return None
 
 
-class FileSource:
+class FileSource(Source):
     """Documents of local files.
 
     A text file is one document. A ``.jsonl``, ``.json`` or ``.parquet`` file has one document per record. Text and
@@ -93,9 +94,10 @@ class FileSource:
         check_unicode("text_column", text_column)
         check_unicode("group_by", group_by)
         self.unreadable: dict[Path, str] = {}
-        self.folder: Path | None = None
         self._closed: set[Path] = set()
         self._before: dict[Path, tuple[int, int]] = {}
+        self._bytes_read = 0
+        self._columns: Columns | None = None
         found = Found(paths)
         self.left_out, self._unsupported = found.left_out, found.unsupported
         self.files = sorted(found.files.items(), key=lambda item: item[0].as_posix())
@@ -113,21 +115,19 @@ class FileSource:
         Raises:
             UserError: a file that cannot be read.
         """
-        whole = hashlib.sha256(self._how().encode())
+        group = "" if self.group_by is None else f" by {self.group_by}"
+        whole = hashlib.sha256(f"{self.text_column}{' skip' * self.skip_unreadable}{group}".encode())
         for path, kind in self.files:
             try:
                 stamp, digest = _stamp(path), file_digest(path)
                 self._before[path] = stamp
             except OSError as error:
-                digest = self._give_up(_no_access(path, error))
+                digest = "unreadable"
+                self._give_up(error, path)
             if path in self.unreadable:
                 self._closed.add(path)
             whole.update(b"\n" + os.fsencode(path.name) + f"\n{kind}\n{digest}".encode())
         return whole.hexdigest()
-
-    def _how(self) -> str:
-        group = "" if self.group_by is None else f" by {self.group_by}"
-        return f"{self.text_column}{' skip' * self.skip_unreadable}{group}"
 
     def check_unchanged(self) -> None:
         """Raise a `UserError` if a file has another size or time than when `fingerprint` read it."""
@@ -148,15 +148,24 @@ class FileSource:
         if self._unsupported:
             skipped["file with an unsupported suffix"] += len(self._unsupported)
         skipped.update(self.left_out.values())
-        for path, kind in self._full(skipped):
+        self._bytes_read = 0
+        for path, kind in self.files:
+            if path in self._closed:
+                skipped["unreadable file"] += 1
+                continue
             try:
                 yield from self._read(kind, path, skipped)
-            except OSError as error:
-                self._give_up(_no_access(path, error))
+            except (OSError, UnreadableFile) as error:
+                self._give_up(error, path)
                 skipped["unreadable file"] += 1
-            except UnreadableFile as error:
-                self._give_up(error)
-                skipped["unreadable file"] += 1
+            self._columns = None
+            self._bytes_read += self._before.get(path, (0, 0))[0]
+
+    def share_read(self) -> float | None:
+        """How much of the bytes of the files `documents` has read; known once `fingerprint` was called."""
+        total = sum(size for size, _ in self._before.values())
+        here = 0 if self._columns is None else self._columns.position()
+        return (self._bytes_read + here) / total if total else None
 
     def notes(self) -> list[str]:
         """A line for each file or folder that was left out, or left at a fault, so far; at most 20 of each."""
@@ -170,44 +179,53 @@ class FileSource:
                 notes.append(f"{len(lines) - _MOST_NAMED} more were {rest}.")
         return notes
 
-    def _full(self, skipped: Counter[str]) -> list[tuple[Path, str]]:
-        """The files that have something in them."""
-        full = []
-        for path, kind in self.files:
-            if path in self._closed:
-                skipped["unreadable file"] += 1
-                continue
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                self._give_up(_no_access(path, error))
-                skipped["unreadable file"] += 1
-                continue
-            if size:
-                full.append((path, kind))
-            else:
-                skipped["empty file"] += 1
-        return full
-
     def _read(self, kind: str, path: Path, skipped: Counter[str]) -> Iterator[str]:
-        if kind == "text":
-            text = read_text(path)
-            if not text:
-                skipped["empty file"] += 1
-                return iter(())
-            return iter((text,))
-        return _READERS[kind](path, self.text_column, skipped, self.group_by, self.chat)
+        if path.stat().st_size and kind != "text":
+            self._columns = Columns(path, self.text_column, skipped, self.group_by, self.chat)
+            yield from read_records(path, kind, self._columns)
+        elif text := read_text(path):
+            yield text
+        else:
+            skipped["empty file"] += 1
 
-    def _give_up(self, error: UnreadableFile) -> str:
+    def _give_up(self, error: OSError | UnreadableFile, path: Path) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            error = UnreadableFile(path, f"cannot read {path}: {reason}; check that it is there and its permissions")
         if not self.skip_unreadable:
             raise error
         self.unreadable[error.path] = str(error)
-        return "unreadable"
 
 
-def _no_access(path: Path, error: OSError) -> UnreadableFile:
-    reason = error.strerror or error
-    return UnreadableFile(path, f"cannot read {path}: {reason}; check that it is there and its permissions")
+class JoinedSource(Source):
+    """Several sources one after another."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self.parts = parts
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all parts."""
+        return [name for part in self.parts for name in part.names]
+
+    def fingerprint(self) -> str:
+        """Digest of the fingerprints."""
+        return hashlib.sha256("\n".join(part.fingerprint() for part in self.parts).encode()).hexdigest()
+
+    def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
+        """Yield the documents of each part in turn."""
+        for number, part in enumerate(self.parts):
+            part.folder = None if self.folder is None else self.folder / str(number)
+            yield from part.documents(skipped)
+
+    def check_unchanged(self) -> None:
+        """Check each part."""
+        for part in self.parts:
+            part.check_unchanged()
+
+    def notes(self) -> list[str]:
+        """Notes of all parts."""
+        return [note for part in self.parts for note in part.notes()]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

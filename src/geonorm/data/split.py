@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from geonorm.data.document import Document, group_of
+from geonorm.data.records import Document
 from geonorm.errors import UserError
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 
 _BUCKET_BITS = 16
-_HASH_BITS = 64
+_SHIFT = 64 - _BUCKET_BITS
 # An interval of hashes this near to the wanted number of bytes is near enough; the first such one is taken, so
 # that the side of a document seldom changes when documents are added.
 _TOLERANCE = 0.1
@@ -37,6 +37,11 @@ def normalized(text: str) -> str:
     return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
 
 
+def num_bytes(text: str) -> int:
+    """Bytes of the text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
 def text_key(text: str) -> int:
     """64 bits of a hash of the normalised text: the same for copies of a document."""
     return _hash64(normalized(text))
@@ -44,7 +49,7 @@ def text_key(text: str) -> int:
 
 def side_key(text: str) -> int:
     """64 bits that decide the side of a document: a hash of its group, or `text_key` if it has none."""
-    group = group_of(text)
+    group = text.group if isinstance(text, Document) else None
     return text_key(text) if group is None else _hash64(f"group\0{group}")
 
 
@@ -70,8 +75,7 @@ class Survey:
 
     def add(self, text: str) -> None:
         """Count one document."""
-        size = len(text) if text.isascii() else len(text.encode("utf-8"))
-        self.add_digest(document_digest(text), side_key(text), size)
+        self.add_digest(document_digest(text), side_key(text), num_bytes(text))
 
     def add_digest(self, digest: bytes, key: int, size: int) -> None:
         """Count one document of ``size`` bytes by its `document_digest` and its `side_key`."""
@@ -79,7 +83,7 @@ class Survey:
         self.num_bytes += size
         self.smallest = key if self.smallest is None else min(key, self.smallest)
         self.largest = key if self.largest is None else max(key, self.largest)
-        self._histogram[key >> (_HASH_BITS - _BUCKET_BITS)] += size
+        self._histogram[key >> _SHIFT] += size
         self._digest = digest if self._digest is None else self._digest
         self._alike &= digest == self._digest
         self._fingerprint.update(digest)
@@ -139,8 +143,7 @@ class Survey:
                 f"the text has {len(used)} documents (or groups) and all would be held out; give"
                 f" at least {len(chosen) + 1}"
             )
-        shift = _HASH_BITS - _BUCKET_BITS
-        return Split({s: (int(used[i]) << shift, (int(used[j - 1]) + 1) << shift) for s, (i, j) in chosen.items()})
+        return Split({s: (int(used[i]) << _SHIFT, (int(used[j - 1]) + 1) << _SHIFT) for s, (i, j) in chosen.items()})
 
     def _no_split(
         self, side: str, fraction: float, sizes: np.ndarray, min_documents: int, max_share: float
@@ -275,8 +278,8 @@ class Sample:
             return
         self._kept.add(priority)
         heapq.heappush(self._heap, (-priority, text))
-        self._total += len(text.encode("utf-8"))
-        while self._total - (size := len(self._heap[0][1].encode("utf-8"))) >= self.max_bytes:
+        self._total += num_bytes(text)
+        while self._total - (size := num_bytes(self._heap[0][1])) >= self.max_bytes:
             self._kept.remove(-heapq.heappop(self._heap)[0])
             self._total -= size
             self.complete = False

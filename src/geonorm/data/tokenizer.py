@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from geonorm.data.raw import one_line
 from geonorm.errors import UserError, check_count
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    check_vocab_size(vocab_size)
+    check_count("vocab_size", vocab_size, MIN_VOCAB_SIZE)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -76,8 +77,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot read the tokenizer {path}: {reason}; give a tokenizer.json") from None
+        raise UserError(f"cannot read the tokenizer {path}: {one_line(error)}; give a tokenizer.json") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -108,15 +108,6 @@ def encode_plain(tokenizer: Any, text: str, *, add_special_tokens: bool = False)
         add_special_tokens: whether to put around it what the tokenizer puts there by itself.
     """
     return tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False)["input_ids"]
-
-
-def check_vocab_size(vocab_size: int) -> int:
-    """Return ``vocab_size`` if it is a whole number of at least 257.
-
-    Raises:
-        UserError: it is not.
-    """
-    return check_count("vocab_size", vocab_size, minimum=MIN_VOCAB_SIZE)
 
 
 def eos_id(tokenizer: Tokenizer, eos: str = EOS) -> int:

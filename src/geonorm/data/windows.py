@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from geonorm.data.packed import TokenFile
+from geonorm.data.token_file import TokenFile
 from geonorm.errors import MAX_SEED, UserError, check_count
 
 

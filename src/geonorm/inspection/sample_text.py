@@ -74,7 +74,7 @@ def read_text(paths: Sequence[Path], text_column: str = "text") -> Text:
         text, cut = _joined(source.documents(Counter()), MAX_CHARACTERS)
         notes = source.notes()
     else:
-        from geonorm.data.embedded import library_documentation
+        from geonorm.data.standard_library import library_documentation
 
         name = "documentation strings of Python's standard library"
         text, cut = _joined(library_documentation(), DEFAULT_CHARACTERS)[0], False

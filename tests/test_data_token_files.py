@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from geonorm.data import TokenFile, Windows
 from geonorm.data.encode import dtype_for
-from geonorm.data.packed import write_tokens
+from geonorm.data.token_file import write_tokens
 from geonorm.data.tokenizer import EOS, train_tokenizer
 from geonorm.data.windows import spread_windows
 from geonorm.errors import UserError

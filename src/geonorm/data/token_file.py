@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FORMAT = 1
-_WAITING_CHARACTERS = 1 << 20
 
 
 class TokenFile:
@@ -62,7 +62,7 @@ class TokenFile:
         self.mask = self._open_mask() if "mask_sha256" in self.metadata else None
 
     def _open_mask(self) -> np.ndarray:
-        path = mask_path(self.path)
+        path = _mask_path(self.path)
         # All of it is read by whoever cuts windows, and a wrong one would train on what it should not.
         if not path.is_file() or file_digest(path) != self.metadata["mask_sha256"]:
             raise UserError(
@@ -92,8 +92,8 @@ class TokenFile:
         return TokenFile, (self.path,)
 
 
-class IdWriter:
-    """Writes ids to a token file; use it as a context manager.
+class TokenWriter:
+    """Writes a token file; use it as a context manager.
 
     The file appears under its name when the block ends without an exception, and not at all otherwise. A mask with one
     byte an id lies beside it where an id has no label.
@@ -101,20 +101,20 @@ class IdWriter:
     Attributes:
         num_documents: documents written; whoever writes ids counts them here.
         num_bytes: UTF-8 bytes of those documents, end-of-text tokens not counted; likewise.
-        num_tokens: ids written; num_labels: those of them that have a label.
-        skipped: documents left out; likewise.
+        num_tokens: ids written.
+        num_labels: those of them that have a label.
+        skipped: documents left out; counted by whoever leaves them out.
     """
 
-    def __init__(self, path: str | os.PathLike[str], dtype: np.dtype[Any], vocab_size: int, eos_id: int) -> None:
-        """Start a file at ``path``; metadata goes beside it with the suffix ``.json``."""
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], encoder: Encoder) -> None:
+        """Start a file of ids of ``encoder`` at ``path``; metadata goes beside it with the suffix ``.json``."""
+        self.path, self.encoder = Path(path), encoder
         self.num_documents = self.num_bytes = self.num_tokens = self.num_labels = self.skipped = 0
-        self.dtype, self.vocab_size, self.eos_id = dtype, vocab_size, eos_id
-        self._digest = hashlib.sha256()
-        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+        self._digest, self._mask_digest = hashlib.sha256(), hashlib.sha256()
+        self._partial, self._mask_partial = (
+            name.with_name(f"{name.name}.{os.getpid()}.partial") for name in (self.path, _mask_path(self.path))
+        )
         self._mask: IO[bytes] | None = None
-        self._mask_digest = hashlib.sha256()
-        self._mask_partial = self.path.with_name(f"{mask_path(self.path).name}.{os.getpid()}.partial")
 
     def __enter__(self) -> Self:
         self._file = self._partial.open("wb")
@@ -125,11 +125,9 @@ class IdWriter:
     ) -> None:
         try:
             if kind is None:
-                self._flush()
                 for file in filter(None, (self._file, self._mask)):
                     file.flush()
                     os.fsync(file.fileno())
-                    file.close()
                 self._publish()
         finally:
             for file, partial in ((self._file, self._partial), (self._mask, self._mask_partial)):
@@ -138,7 +136,7 @@ class IdWriter:
                 partial.unlink(missing_ok=True)
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Append ids, an array ``[n]`` of this file's dtype; ``mask``, bool ``[n]``, says which have a label."""
+        """Append ids, an array ``[n]`` of the encoder's dtype; ``mask``, bool ``[n]``, says which have a label."""
         if mask is not None and self._mask is None and not mask.all():
             self._mask = self._mask_partial.open("wb")
             self._write_mask(np.ones(self.num_tokens, dtype=bool))
@@ -156,109 +154,81 @@ class IdWriter:
         self._mask_digest.update(data)
         self._mask.write(data)
 
-    def _flush(self) -> None:
-        """Write what waits."""
-
     def _publish(self) -> None:
         if not self.num_tokens:
             raise UserError(f"no document with text to write to {self.path}; give files that have text in them")
         metadata = {
             "format": _FORMAT,
-            "dtype": self.dtype.str,
+            "dtype": self.encoder.dtype.str,
             "num_tokens": self.num_tokens,
             "num_documents": self.num_documents,
             "num_bytes": self.num_bytes,
             "skipped_documents": self.skipped,
-            "vocab_size": self.vocab_size,
-            "eos_id": self.eos_id,
+            "vocab_size": self.encoder.vocab_size,
+            "eos_id": self.encoder.eos_id,
             "sha256": self._digest.hexdigest(),
         }
+        # Old metadata beside new ids, or the reverse, must never be readable as a pair.
+        _metadata_path(self.path).unlink(missing_ok=True)
+        _mask_path(self.path).unlink(missing_ok=True)
         if self._mask is not None:
             metadata |= {"num_labels": self.num_labels, "mask_sha256": self._mask_digest.hexdigest()}
-        # Old metadata beside new ids, or the reverse, must never be readable as a pair.
-        metadata_path(self.path).unlink(missing_ok=True)
-        mask_path(self.path).unlink(missing_ok=True)
-        if self._mask is not None:
-            os.replace(self._mask_partial, mask_path(self.path))
+            self._mask.close()
+            os.replace(self._mask_partial, _mask_path(self.path))
+        self._file.close()
         os.replace(self._partial, self.path)
-        write_json(metadata_path(self.path), metadata)
-
-
-class TokenWriter(IdWriter):
-    """Encodes documents into a token file; use it as a context manager.
-
-    Exactly one end-of-text id follows each document. Blank documents, and those that `Encoder.encode` cannot tell
-    apart, are skipped and counted. Memory does not grow with the number of documents.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], tokenizer: Tokenizer, eos: str = EOS) -> None:
-        """Start a file.
-
-        Args:
-            path: where the ids go; metadata goes beside it with the suffix ``.json``.
-            tokenizer: any tokenizer with an end-of-text token, used as `Encoder` says.
-            eos: spelling of the end-of-text token.
-
-        Raises:
-            UserError: the tokenizer has no such token.
-        """
-        self._encoder = Encoder(tokenizer, eos)
-        super().__init__(path, self._encoder.dtype, self._encoder.vocab_size, self._encoder.eos_id)
-        self._texts: list[str] = []
-        self._waiting = 0
-
-    def add(self, text: str) -> bool:
-        """Append one document.
-
-        Returns:
-            False if it was blank and skipped.
-        """
-        if not text.strip():
-            self.skipped += 1
-            return False
-        self._texts.append(text)
-        self._waiting += len(text)
-        if self._waiting >= _WAITING_CHARACTERS:
-            self._flush()
-        return True
-
-    def _flush(self) -> None:
-        for text, found in zip(self._texts, self._encoder.encode(self._texts), strict=True):
-            if found is None:
-                self.skipped += 1
-                continue
-            self.write(*found)
-            self.num_documents += 1
-            self.num_bytes += len(text.encode("utf-8"))
-        self._texts, self._waiting = [], 0
+        write_json(_metadata_path(self.path), metadata)
 
 
 def write_tokens(
     documents: Iterable[str], tokenizer: Tokenizer, path: str | os.PathLike[str], eos: str = EOS
 ) -> TokenFile:
-    """Encode documents into a token file and open it; see `TokenWriter` for the rules.
+    """Encode documents into a token file and open it.
+
+    Exactly one end-of-text id follows each document. Blank documents, and those that `Encoder.encode` cannot tell
+    apart, are skipped and counted. Memory does not grow with the number of documents.
+
+    Args:
+        documents: texts.
+        tokenizer: any tokenizer with an end-of-text token, used as `Encoder` says.
+        path: where the ids go; metadata goes beside it with the suffix ``.json``.
+        eos: spelling of the end-of-text token.
 
     Raises:
         UserError: a tokenizer without the end-of-text token, or no document with text.
     """
-    with TokenWriter(path, tokenizer, eos) as writer:
-        for text in documents:
-            writer.add(text)
+    encoder = Encoder(tokenizer, eos)
+    with TokenWriter(path, encoder) as writer:
+
+        def usable() -> Iterable[str]:
+            for text in documents:
+                if text.strip():
+                    yield text
+                else:
+                    writer.skipped += 1
+
+        texts, to_encode = itertools.tee(usable())
+        for text, found in zip(texts, encoder.encode(to_encode), strict=True):
+            if found is None:
+                writer.skipped += 1
+                continue
+            writer.write(*found)
+            writer.num_documents += 1
+            writer.num_bytes += len(text.encode("utf-8"))
     return TokenFile(path)
 
 
-def metadata_path(path: Path) -> Path:
-    """Where the metadata of a token file lies."""
+def _metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def mask_path(path: Path) -> Path:
-    """Where the mask of a token file lies, such as train.mask beside train.tokens."""
+def _mask_path(path: Path) -> Path:
+    """Such as train.mask beside train.tokens."""
     return path.with_suffix(".mask")
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    beside = metadata_path(path)
+    beside = _metadata_path(path)
     for needed in (path, beside):
         if not needed.is_file():
             raise UserError(f"no such token file: {needed}; prepare the data again")

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from corpora import FEW, write_documents
 from geonorm.data import Corpus, prepare
-from geonorm.data.pretrained import open_tokenizer
+from geonorm.data.given_tokenizer import open_tokenizer
 from geonorm.data.tokenizer import EOS, load_tokenizer, train_tokenizer
 from geonorm.errors import UserError
 

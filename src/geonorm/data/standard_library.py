@@ -1,4 +1,4 @@
-"""The default corpus, made of text that is on every machine: the sources of Python's own library."""
+"""Text that is on every machine: the sources of Python's own library, and its documentation."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from geonorm.data.document import Document
+from geonorm.data.records import Document
+from geonorm.data.sources import Source
 
 _EXTRACTION = 2
 
+# Others than the library's own, and tables and texts that a program wrote.
 _NOT_LIBRARY = frozenset(
-    ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip")
+    (
+        *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"),
+        *("ensurepip", "encodings", "pydoc_data"),
+    )
 )
-# Tables and texts that a program wrote, and what differs from one build of Python to the next.
-_GENERATED_FOLDERS = frozenset(("encodings", "pydoc_data"))
+# What differs from one build of Python to the next.
 _GENERATED_PREFIXES = ("_sysconfigdata", "_sysconfig_vars", "config-", "build")
 _SHORTEST_DOCUMENT = 200
 
 
-class EmbeddedSource:
+class StandardLibrarySource(Source):
     """Sources of the standard library, one document a module, one group a top-level module or package.
 
     Modules are never imported, and repeated ones are left out. A package quotes itself far more than others, so it
     stays on one side of a split. What it holds depends on the version of Python; the description of the corpus carries
-    a fingerprint to compare.
+    a fingerprint to compare. Nobody edits these files while they are read, so `check_unchanged` checks nothing.
     """
 
     def __init__(self) -> None:
         self._files = list(_library_files())
-        self.folder: Path | None = None
 
     @property
     def names(self) -> list[str]:
@@ -43,30 +46,24 @@ class EmbeddedSource:
 
     def fingerprint(self) -> str:
         """SHA-256 over names and bytes of every file that may be read."""
+        # The word is part of the keys of caches that are there already.
         whole = hashlib.sha256(f"embedded {_EXTRACTION}".encode())
         for name, path in self._files:
             whole.update(f"\n{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
         return whole.hexdigest()
 
-    def check_unchanged(self) -> None:
-        """Nothing to check: nobody edits these files while they are read."""
-
-    def notes(self) -> list[str]:
-        """None: what cannot be read is counted."""
-        return []
-
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
-        """Yield the documents, one pass at a time."""
+        """Yield the documents."""
         seen: set[bytes] = set()
         for name, path in self._files:
             try:
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
-                skipped["embedded file in another encoding"] += 1
+                skipped["module in another encoding"] += 1
                 continue
             digest = hashlib.sha256(text.encode()).digest()
             if digest in seen:
-                skipped["repeated embedded document"] += 1
+                skipped["repeated module"] += 1
             elif text.strip():
                 seen.add(digest)
                 yield Document(text, name.split("/")[0].removesuffix(".py"))
@@ -89,11 +86,9 @@ def docstrings(source: str) -> Iterator[str]:
     while waiting:
         node = waiting.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                text = first.value.value
-                if isinstance(text, str) and text.strip():
-                    yield inspect.cleandoc(text)
+            text = ast.get_docstring(node, clean=False)
+            if text is not None and text.strip():
+                yield inspect.cleandoc(text)
         # Only statements can hold definitions; expressions are most of the tree.
         blocks = (getattr(node, name, ()) for name in ("body", "orelse", "handlers", "finalbody"))
         inner = [child for block in blocks if isinstance(block, list) for child in block]
@@ -114,17 +109,12 @@ def library_documentation() -> Iterator[str]:
             yield text
 
 
-def _library_files() -> Iterator[tuple[str, Path]]:
+def _library_files() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    for name, path in _python_files(root, _NOT_LIBRARY | _GENERATED_FOLDERS):
-        if not any(part.startswith(_GENERATED_PREFIXES) for part in Path(name).parts):
-            yield name, path
-
-
-def _python_files(root: Path, excluded: frozenset[str]) -> list[tuple[str, Path]]:
     found = []
     for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
-        if excluded.isdisjoint(relative.parts[:-1]) and path.is_file():
-            found.append((relative.as_posix(), path))
+        parts = path.relative_to(root).parts
+        generated = any(part.startswith(_GENERATED_PREFIXES) for part in parts)
+        if _NOT_LIBRARY.isdisjoint(parts[:-1]) and not generated and path.is_file():
+            found.append((Path(*parts).as_posix(), path))
     return sorted(found)
