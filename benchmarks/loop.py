@@ -24,10 +24,10 @@ from geonorm.data import TokenFile, Windows
 from geonorm.models import ModelShape, build_model
 from geonorm.storage import write_json
 from geonorm.training.config import EvaluationConfig, RunConfig, ScheduleConfig
+from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, solo
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import adamw, make_optimizer, parameter_groups
-from geonorm.training.progress import Progress
 
 SETTINGS = RunConfig(
     steps=10_000,
@@ -83,7 +83,7 @@ def looped(windows: Windows) -> Callable[[int], None]:
     model = fresh_model().train()
     ranks = solo(torch.device("cpu"))
     optimizer, schedule = make_optimizer(model, SETTINGS)
-    progress = Progress.start(SETTINGS.steps)
+    progress = Counters.start(SETTINGS.steps)
     progress.recent.extend(7.0 + 0.01 * number % 1 for number in range(1000))
     data = Data(windows, windows.gather(np.arange(16)), np.ones(VOCABULARY, dtype=np.int64))
     loop = Loop(Parallel(model, ranks), ranks, data, SETTINGS, optimizer, schedule, lambda row: None, progress)

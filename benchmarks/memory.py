@@ -20,7 +20,7 @@ from benchmarks.step import contenders, leaves
 from geonorm.errors import UserError
 from geonorm.ops.availability import interpreting
 from geonorm.placements import available
-from geonorm.training.evaluation import autocast
+from geonorm.training.validation import autocast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.common import Settings
 from geonorm.errors import UserError
 from geonorm.models import rewire
-from geonorm.training.evaluation import autocast
+from geonorm.training.validation import autocast
 
 HEAD = 64
 LR = 1e-5

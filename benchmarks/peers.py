@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.common import Budget, clock, command_line, fill, header, ratio, report, spread
 from benchmarks.model import HEAD, SIZES, STOCK, ModelSettings, Shape, adamw, build, loss_of, make_batch, shape_of
 from geonorm.errors import UserError
-from geonorm.training.evaluation import autocast
+from geonorm.training.validation import autocast
 
 Loss = Callable[[Tensor], Tensor]
 STEPS_TO_WARM_UP = 2

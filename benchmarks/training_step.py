@@ -29,7 +29,7 @@ from benchmarks.model import (
 )
 from geonorm.errors import UserError
 from geonorm.placements import available
-from geonorm.training.evaluation import autocast
+from geonorm.training.validation import autocast
 
 BASELINE = "pre"
 # Nothing more is compiled once less than this share of the time is left.

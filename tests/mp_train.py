@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from geonorm.data import Corpus, Windows
 from geonorm.models import ModelShape, build_model
 from geonorm.training.checkpoint import Checkpoints
+from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, Ranks, joined, solo, whole
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import Schedule, make_optimizer, muon_with_adamw
-from geonorm.training.progress import Progress
 from geonorm.training.state import collect
 from run_configs import run_config
 
@@ -67,7 +67,7 @@ def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str
     windows = Ragged(corpus.train, length=16, seed=0)
     held_out = dataclasses.replace(corpus.held_out("val", 16, 5), mask=windows.mask(2, 5))
     data = Data(windows, held_out, corpus.token_bytes)
-    loop = Loop(parallel, ranks, data, SETTINGS, optimizer, schedule, rows.append, Progress.start(STEPS))
+    loop = Loop(parallel, ranks, data, SETTINGS, optimizer, schedule, rows.append, Counters.start(STEPS))
     outcome = loop.run()
     return {
         "losses": [row["loss"] for row in rows if row["kind"] == "train"] + [outcome.evaluation.loss],

@@ -16,9 +16,9 @@ from geonorm.estimation.gpus import GPUS, gpu
 from geonorm.placements import available
 from geonorm.training.config import RunConfig
 from geonorm.training.distributed import recompute_blocks
-from geonorm.training.evaluation import autocast, token_losses
 from geonorm.training.recipe import load
 from geonorm.training.setup import shaped_model
+from geonorm.training.validation import autocast, token_losses
 from tolerances import SAVED_BYTES, UNCOUNTED_FLOPS
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "paper"

@@ -15,8 +15,8 @@ from geonorm.data import Corpus, Windows, prepare
 from geonorm.models import ModelShape, build_model
 from geonorm.sweep.summary import Design, summarize
 from geonorm.training import evaluate, train
-from geonorm.training.evaluation import IGNORED, token_losses
 from geonorm.training.run import run
+from geonorm.training.validation import IGNORED, token_losses
 from run_configs import run_config
 from tolerances import SAME_64, SAME_LOSS, worst
 from train_runs import assert_same_end, finish, rows, stop_after, tiny

@@ -15,7 +15,7 @@ from geonorm.cli.compare import CompareOptions
 from geonorm.data.options import PrepareConfig
 from geonorm.model_options import ConvertConfig, EvalConfig, GenerateConfig, InspectConfig
 from geonorm.ranges import Count, Number, check_ranges, ranges
-from geonorm.sweep.config import SweepConfig
+from geonorm.sweep.sweep_config import SweepConfig
 from geonorm.training.config import RunConfig
 from geonorm.training.recipe import load
 

@@ -20,9 +20,9 @@ from geonorm.training import run as running
 from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
+from geonorm.training.counters import SPIKE_MINIMUM, Counters
 from geonorm.training.distributed import joined, solo
 from geonorm.training.optimizer import make_optimizer
-from geonorm.training.progress import SPIKE_MINIMUM, Progress
 from geonorm.training.recipe import dump, load
 from geonorm.training.run import DIVERGED, run
 from geonorm.training.throughput import flops_per_token
@@ -86,18 +86,18 @@ def test_too_many_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(corpus,
 
 
 def test_which_losses_are_spikes():
-    progress = Progress.start(1000)
+    progress = Counters.start(1000)
     quiet = [2.0 + 0.01 * (-1) ** number for number in range(SPIKE_MINIMUM)]
     assert not any(progress.add_loss(loss, 7.0) for loss in [50.0, *quiet[:-1]])
     # The 50 among 100 losses makes the deviation 4.8.
     assert not progress.add_loss(30.0, 7.0)
-    progress = Progress.start(1000)
+    progress = Counters.start(1000)
     assert not any(progress.add_loss(loss, 7.0) for loss in quiet)
     assert not progress.add_loss(2.06, 7.0)
     assert progress.add_loss(2.09, 7.0)
     assert not progress.add_loss(1.0, 7.0)
     assert progress.spikes == 1
-    again = Progress.from_json(json.loads(json.dumps(progress.to_json())), 1000)
+    again = Counters.from_json(json.loads(json.dumps(progress.to_json())), 1000)
     assert again == progress
 
 

@@ -27,11 +27,11 @@ from geonorm.training import (
     parameter_groups,
     train,
 )
-from geonorm.training.evaluation import IGNORED, token_losses
+from geonorm.training.counters import Counters
 from geonorm.training.loop import verdict
 from geonorm.training.optimizer import wsd_factor
-from geonorm.training.progress import Progress
 from geonorm.training.setup import shaped_model
+from geonorm.training.validation import IGNORED, token_losses
 from run_configs import run_config
 from tolerances import worst
 
@@ -314,13 +314,13 @@ def test_a_run_that_learned_nothing_is_not_well(corpus):
 )
 def test_the_loss_of_guessing_lies_on_no_border(val_loss, losses, status):
     for nudge in (-1e-4, 0, 1e-4):
-        progress = Progress.start(100)
+        progress = Counters.start(100)
         progress.recent.extend(losses)
         assert verdict(val_loss + nudge, 256, progress)[0] == status
 
 
 def test_a_run_that_ends_while_it_skips_has_diverged():
-    progress = Progress.start(12)
+    progress = Counters.start(12)
     progress.add_skipped()
     assert verdict(2.0, 256, progress)[0] == "diverged"
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from corpora import small_corpus
 from geonorm.data import Corpus
-from geonorm.training import RunConfig, reporter
+from geonorm.training import RunConfig, metrics
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.distributed import solo
 from geonorm.training.manifest import Checkpoint, verify
@@ -73,7 +73,7 @@ def assert_same_end(left: Path, right: Path, step: int = 30) -> None:
 
 def stop_after(monkeypatch, step: int, number: int = signal.SIGTERM) -> None:
     """Send a signal to this process when a step has been reported, once."""
-    original, sent = reporter.Reporter.emit, []
+    original, sent = metrics.Reporter.emit, []
 
     def emit(self, row):
         original(self, row)
@@ -81,7 +81,7 @@ def stop_after(monkeypatch, step: int, number: int = signal.SIGTERM) -> None:
             sent.append(step)
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(reporter.Reporter, "emit", emit)
+    monkeypatch.setattr(metrics.Reporter, "emit", emit)
 
 
 def finish(config: RunConfig, out: Path) -> Path:

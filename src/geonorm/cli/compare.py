@@ -94,8 +94,8 @@ def compare(options: CompareOptions) -> int:
 
     from geonorm.report import print_summary, write_report
     from geonorm.sweep.axes import make_sweep
-    from geonorm.sweep.compare import Machines
-    from geonorm.sweep.compare import compare as run
+    from geonorm.sweep.comparison import Machines
+    from geonorm.sweep.comparison import compare as run
 
     preset = options.preset or (None if options.config else "demo")
     overrides = [*options.words, *data_overrides(options.data, options.words)]

@@ -31,7 +31,7 @@ from geonorm.placements import available, create
 from geonorm.progress_bar import ProgressBar
 from geonorm.ranges import check_ranges
 from geonorm.storage import finite, write_json
-from geonorm.training.evaluation import token_losses, undisturbed
+from geonorm.training.validation import token_losses, undisturbed
 
 RECORD = "conversion.json"
 _EVAL_BATCH = 4

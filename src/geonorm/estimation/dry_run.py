@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from geonorm.training.evaluation import autocast, token_losses
+from geonorm.training.validation import autocast, token_losses
 
 
 @dataclasses.dataclass(frozen=True)

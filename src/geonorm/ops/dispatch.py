@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geonorm.compat import constant_to_compilers
 from geonorm.errors import UserError, check_positive, unknown
 from geonorm.geometry import check_rows, retraction_exponent
 from geonorm.ops import cpp
@@ -16,6 +15,7 @@ from geonorm.ops.availability import why_not_triton
 from geonorm.ops.reference import arithmetic_dtype, sphere_step_reference
 from geonorm.ops.registered import sphere_step_cpp, sphere_step_triton
 from geonorm.ops.transforms import needs_composition
+from geonorm.torch_compat import constant_to_compilers
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "reference": sphere_step_reference,

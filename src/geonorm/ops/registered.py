@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geonorm.compat import INSIDE_TRANSFORMS
 from geonorm.geometry import retraction_exponent
 from geonorm.ops import autograd
 from geonorm.ops.reference import sphere_step_reference
 from geonorm.ops.transforms import needs_composition, refuse_tangents
+from geonorm.torch_compat import INSIDE_TRANSFORMS
 
 _library = torch.library.Library("geonorm", "FRAGMENT")
 _OPTIONS = "Tensor? alpha, float step, float exponent, float? max_angle, float? radius"

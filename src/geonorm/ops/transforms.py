@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from geonorm.compat import in_transform
+from geonorm.torch_compat import in_transform
 
 
 def needs_composition(*values: Any) -> bool:

@@ -13,9 +13,9 @@ from geonorm.errors import UserError, unknown
 from geonorm.placements import Placement, parse
 from geonorm.report.results import Rates
 from geonorm.report.results import Trial as TrialResult
-from geonorm.sweep.config import OWN_OPTION, SweepConfig
 from geonorm.sweep.rates import best_lr, untried_neighbours
 from geonorm.sweep.summary import Design
+from geonorm.sweep.sweep_config import OWN_OPTION, SweepConfig
 from geonorm.sweep.trial import Trial
 from geonorm.training import recipe
 from geonorm.training.config import RunConfig

@@ -6,20 +6,20 @@ from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.training.config import RunConfig
-    from geonorm.training.evaluation import Evaluation, evaluate
     from geonorm.training.loop import Outcome, train
     from geonorm.training.metrics import MetricsFile
     from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
     from geonorm.training.result import RunResult
+    from geonorm.training.validation import Evaluation, evaluate
 
 # Imported when first named, so that the command line can show its help without loading the models.
 _HOMES = {
-    "Evaluation": "evaluation",
+    "Evaluation": "validation",
     "MetricsFile": "metrics",
     "Outcome": "loop",
     "RunConfig": "config",
     "RunResult": "result",
-    "evaluate": "evaluation",
+    "evaluate": "validation",
     "lr_factor": "optimizer",
     "make_optimizer": "optimizer",
     "parameter_groups": "optimizer",

@@ -22,8 +22,10 @@ from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
 from geonorm.training.config import RunConfig
+from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, Ranks, solo, whole
-from geonorm.training.evaluation import (
+from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
+from geonorm.training.validation import (
     Evaluation,
     autocast,
     evaluate,
@@ -33,8 +35,6 @@ from geonorm.training.evaluation import (
     token_losses,
     undisturbed,
 )
-from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
-from geonorm.training.progress import Progress
 
 # A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
 # one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
@@ -135,13 +135,13 @@ class Loop:
         optimizer: Optimizers,
         schedule: Schedule,
         emit: Emit,
-        progress: Progress | None = None,
+        progress: Counters | None = None,
         after_step: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make ready; ``after_step`` is called when a step and its rows are done, and true ends the loop there."""
         self.parallel, self.ranks, self.data, self.config = parallel, ranks, data, config
         self.optimizer, self.schedule, self.emit, self.after_step = optimizer, schedule, emit, after_step
-        self.progress = progress or Progress.start(config.steps)
+        self.progress = progress or Counters.start(config.steps)
         self.model = parallel.model
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -283,7 +283,7 @@ def _due(step: int, every: int, steps: int) -> bool:
     return step == 1 or step % every == 0 or step == steps
 
 
-def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, str]:
+def verdict(val_loss: float, vocab_size: int, progress: Counters) -> tuple[str, str]:
     """How a run that came to its last step has ended: status and, where that is not ``"ok"``, the reason.
 
     ``"diverged"``: the last step was skipped, the loss is not finite, or it is no better than guessing and lies more
@@ -305,6 +305,6 @@ def verdict(val_loss: float, vocab_size: int, progress: Progress) -> tuple[str, 
     return ("diverged" if rose else "unlearned"), reason
 
 
-def _not_finite(progress: Progress) -> str:
+def _not_finite(progress: Counters) -> str:
     steps = "the last step" if progress.in_a_row == 1 else f"{progress.in_a_row} steps in a row"
     return f"loss or gradient was not finite in {steps}, up to step {progress.step}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.ops import ensure_cpu_kernels, which
+from geonorm.progress_bar import ProgressBar
 from geonorm.provenance import code_version
 from geonorm.signals import TRY_AGAIN, StopRequest, begin, stop_requests
 from geonorm.storage import write_json
@@ -21,14 +24,13 @@ from geonorm.training import folder as places
 from geonorm.training import recipe
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import RunConfig
+from geonorm.training.counters import Counters
 from geonorm.training.distributed import OtherRankFailedError, Parallel, Ranks, joined, recompute_blocks
 from geonorm.training.folder import RunFolder
 from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
 from geonorm.training.manifest import Checkpoint
-from geonorm.training.metrics import MetricsFile
+from geonorm.training.metrics import MetricsFile, Reporter
 from geonorm.training.optimizer import make_optimizer
-from geonorm.training.progress import Progress
-from geonorm.training.reporter import Reporter
 from geonorm.training.result import RunResult
 from geonorm.training.sampling import sample
 from geonorm.training.setup import (
@@ -72,9 +74,9 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
         begin()
         try:
             with joined(config.parallel, config.device) as ranks:
-                say: Say = (lambda text: print(text, flush=True)) if ranks.is_main else (lambda text: None)
                 try:
-                    return _Run(config, out, ranks, request, say).execute(resume=resume, overwrite=overwrite)
+                    with _console(ranks) as (say, bar):
+                        return _Run(config, out, ranks, request, say, bar).execute(resume=resume, overwrite=overwrite)
                 except OtherRankFailedError:
                     return MISTAKE
         except KeyboardInterrupt:
@@ -100,11 +102,29 @@ def run(config: RunConfig, out: Path, *, resume: bool = False, overwrite: bool =
             return TRY_AGAIN
 
 
+@contextlib.contextmanager
+def _console(ranks: Ranks) -> Iterator[tuple[Say, ProgressBar | None]]:
+    """What takes lines, on rank 0, and a bar below them where a person may be looking."""
+    if not ranks.is_main:
+        yield lambda text: None, None
+    elif not sys.stdout.isatty():
+        # One line a row of metrics tells enough.
+        yield lambda text: print(text, flush=True), None
+    else:
+        from rich.console import Console
+
+        with ProgressBar(Console()) as bar:
+            yield bar.say, bar
+
+
 class _Run:
     """A run on one rank."""
 
-    def __init__(self, config: RunConfig, out: Path, ranks: Ranks, request: StopRequest, say: Say) -> None:
-        self.config, self.out, self.ranks, self.request, self.say = config, out, ranks, request, say
+    def __init__(
+        self, config: RunConfig, out: Path, ranks: Ranks, request: StopRequest, say: Say, bar: ProgressBar | None
+    ) -> None:
+        self.config, self.out, self.ranks, self.request = config, out, ranks, request
+        self.say, self.bar = say, bar
         check_batch(config, ranks)
         self.folder: RunFolder | None = None
         self.reporter: Reporter | None = None
@@ -158,6 +178,8 @@ class _Run:
         emit = self.reporter.emit if self.reporter is not None else lambda row: None
         self.loop = Loop(parallel, ranks, self.data, config, self.optimizer, schedule, emit, progress, self._after_step)
         self.request.waiting_for_step = True
+        if self.bar is not None:
+            self.bar.begin("training", config.steps, "steps", done=progress.step)
         try:
             outcome = self.loop.run()
         finally:
@@ -193,7 +215,7 @@ class _Run:
         config = self.config
         self.reporter = Reporter(metrics, trackers, throughput, config.steps, config.tokens_per_step, self.say)
 
-    def _restore(self) -> tuple[Progress, int]:
+    def _restore(self) -> tuple[Counters, int]:
         """Load the newest good checkpoint; returns the progress and the bytes of metrics that belong to it."""
         config, ranks = self.config, self.ranks
         if ranks.rank:
@@ -202,7 +224,7 @@ class _Run:
         if not self.is_new:
             found = ranks.on_main(self._find)
         if found is None:
-            return Progress.start(config.steps), 0
+            return Counters.start(config.steps), 0
         tensors = targets(self.model, self.optimizer, ranks, found.shapes)
         self.checkpoints.load(found, tensors)
         restore(self.model, self.optimizer, ranks, tensors, reseed=config.seed + found.step)
@@ -210,7 +232,7 @@ class _Run:
         self.saved = found.step
         # Checkpoints that do not count labels are of runs in which every token had one.
         all_labelled = {"labelled_tokens": found.step * config.tokens_per_step}
-        progress = Progress.from_json({**all_labelled, **found.facts["progress"]}, config.steps)
+        progress = Counters.from_json({**all_labelled, **found.facts["progress"]}, config.steps)
         return progress, int(found.facts["metrics"])
 
     def _find(self) -> Checkpoint | None:
@@ -224,6 +246,8 @@ class _Run:
         return found
 
     def _after_step(self) -> bool:
+        if self.bar is not None:
+            self.bar.advance()
         config, step = self.config, self.loop.progress.step
         if config.sampling.every and (step % config.sampling.every == 0 or step == config.steps):
             self._sample(step)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from geonorm.models.continuation import continue_ids
 from geonorm.training.config import SamplingConfig
-from geonorm.training.evaluation import autocast, undisturbed
+from geonorm.training.validation import autocast, undisturbed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,16 +39,6 @@ def sample(
             ids = tokenizer.encode(prompt, add_special_tokens=False).ids[-(length - 1) :]
             room = min(sampling.tokens, length - len(ids))
             given = torch.tensor([ids], device=device)
-            draw: dict[str, Any] = {"do_sample": False}
-            if sampling.temperature > 0:
-                draw = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0}
-            out = model.generate(  # type: ignore[operator]
-                input_ids=given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=room,
-                use_cache=True,
-                pad_token_id=0,
-                **draw,
-            )
+            out = continue_ids(model, given, room, temperature=sampling.temperature)
             texts.append({"prompt": prompt, "text": tokenizer.decode(out[0, len(ids) :].tolist())})
     return texts

@@ -1,6 +1,6 @@
 """The tensors of a run: weights, moments, random streams, by flat names, and back.
 
-Everything else that a run has to remember is plain data (:class:`geonorm.training.progress.Progress`), so that a
+Everything else that a run has to remember is plain data (:class:`geonorm.training.counters.Counters`), so that a
 checkpoint needs no pickle.
 """
 

@@ -16,7 +16,7 @@ SPIKE_MINIMUM = 100
 
 
 @dataclasses.dataclass
-class Progress:
+class Counters:
     """Counters of a run; plain data, so that they are saved as JSON, exactly.
 
     Attributes:
@@ -41,7 +41,7 @@ class Progress:
     recent: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=SPIKE_WINDOW))
 
     @classmethod
-    def start(cls, steps: int) -> Progress:
+    def start(cls, steps: int) -> Counters:
         """Return the progress of a run of ``steps`` steps before its first."""
         return cls(tail=deque(maxlen=max(1, steps // 10)))
 
@@ -76,7 +76,7 @@ class Progress:
         return {**vars(self), "tail": list(self.tail), "recent": list(self.recent)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], steps: int) -> Progress:
+    def from_json(cls, data: dict[str, Any], steps: int) -> Counters:
         """Rebuild the progress of a run of ``steps`` steps."""
         progress = cls.start(steps)
         for name in ("step", "labelled_tokens", "unlabelled", "skipped", "in_a_row", "spikes"):
