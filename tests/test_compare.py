@@ -482,7 +482,7 @@ def test_kernels_that_are_built_meanwhile_change_no_later_trial(data, tmp_path, 
     """What a comparison runs is decided when it starts: here there are no kernels then."""
     monkeypatch.delenv("GEONORM_CPP", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr("geonorm.ops.cpp._loaded", None)
+    monkeypatch.setattr("geonorm.ops.cpp._refusal", None)
     original, built = Display.progress, []
 
     def progress(self, running):

@@ -62,29 +62,29 @@ def is_plain_on_cpu(x: Tensor) -> bool:
 
 
 def _rows(x: Tensor, u: Tensor) -> _Rows:
-    dtype, on_cpu, compiling = arithmetic_dtype(x, u), x.device.type == "cpu", torch.compiler.is_compiling()
-    readable = is_plain_on_cpu(x)
-    if readable:
-        rows = _plain_rows(x.to(dtype), u.to(dtype), None, readable)
-        if _in_range(rows, dtype):
-            return rows
-    if on_cpu and compiling and x.dtype == u.dtype == torch.float32:
+    dtype, stored = arithmetic_dtype(x, u), x.device.type == "cpu" and torch.compiler.is_compiling()
+    if stored and x.dtype == u.dtype == torch.float32:
         return _one_pass_rows(x, u)
     x, u = x.to(dtype), u.to(dtype)
+    if is_plain_on_cpu(x):
+        # Up to half of the time of the eager step is saved where no row has to be scaled.
+        rows = _reduce(x, u, None)
+        if _in_range(rows, dtype):
+            return rows
     # The scale is a power of two, kept where its inverse is no subnormal number: the product is the quotient to the
     # last bit, and dividing every entry took half of the time of the compiled step.
     scale = geometry.row_scale(x).clamp_max(1 / torch.finfo(dtype).tiny)
     inverse = 1 / scale
-    return _plain_rows(x * inverse, u * inverse, scale, readable)._replace(stored=on_cpu and compiling)
+    return _reduce(x * inverse, u * inverse, scale)._replace(stored=stored)
 
 
 def _one_pass_rows(x: Tensor, u: Tensor) -> _Rows:
-    """For a compiler on a CPU, which turns each reduction that needs another's result into a pass over memory.
+    """For float32 and a compiler on a CPU, which turns each reduction that needs another's result into a pass.
 
     Products of float32 numbers are exact and in range in float64. So rows need not be scaled before their sums, and the
-    square of v may come from three sums of one pass; what cancels there is lost below float32. Entries stay float32, of
-    which a vector holds twice as many. Narrower inputs do not come here, because inductor does not vectorise their
-    conversion to float64.
+    square of v may come from three sums of one pass; what cancels there is lost below float32. Sums in float32 would
+    lose digits of alpha's gradient where u lies nearly along x. Entries stay float32, of which a vector holds twice as
+    many. Narrower inputs do not come here, because inductor does not vectorise their conversion to float64.
     """
     wide = x.double(), u.double()
     square, dot, u_square = ((wide[i] * wide[j]).sum(-1, keepdim=True) for i, j in ((0, 0), (0, 1), (1, 1)))
@@ -111,22 +111,21 @@ def _left_along(x: Tensor, v: Tensor, ratio: Tensor, inverse_square: Tensor) -> 
     return torch.where(geometry.is_long(ratio), (v * x).sum(-1, keepdim=True) * inverse_square, 0.0)
 
 
-def _plain_rows(x: Tensor, u: Tensor, scale: Tensor | None, readable: bool) -> _Rows:
+def _reduce(x: Tensor, u: Tensor, scale: Tensor | None) -> _Rows:
     square = (x * x).sum(-1, keepdim=True)
     empty = square == 0
     inverse_square = torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, square))
     ratio = (x * u).sum(-1, keepdim=True) * inverse_square
     v = torch.addcmul(u, ratio, x, value=-1)
-    if torch.compiler.is_compiling():
-        # Both sums in one walk over the row. Outside, where a graph may be made of this, v comes first: |v|^2 must not
-        # be cut off at zero, which would end its second derivative there.
+    v_square = None
+    if not is_plain_on_cpu(x) or bool(geometry.is_long(ratio).any()):
         rest = _left_along(x, v, ratio, inverse_square)
-        v_square = ((v * v).sum(-1, keepdim=True) - rest * rest * square).clamp_min(0.0)
+        if torch.compiler.is_compiling():
+            # Both sums in one walk over the row. Outside, where a graph may be made of this, v comes first: |v|^2 must
+            # not be cut off at zero, which would end its second derivative there.
+            v_square = ((v * v).sum(-1, keepdim=True) - rest * rest * square).clamp_min(0.0)
         v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
-    else:
-        if not readable or bool(geometry.is_long(ratio).any()):
-            rest = _left_along(x, v, ratio, inverse_square)
-            v, ratio = torch.addcmul(v, rest, x, value=-1), ratio + rest
+    if v_square is None:
         v_square = (v * v).sum(-1, keepdim=True)
     # An empty row takes no step, however large its update: infinity times its zero would be NaN further on.
     return _Rows(x, v, scale, ratio, inverse_square, torch.where(empty, 0.0, v_square), empty)
