@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -10,33 +11,41 @@ import pytest
 
 from geonorm.errors import UserError
 from geonorm.report import style, write_report
-from geonorm.report.curves import loss_curve, running_mean
-from geonorm.report.drawing import spread
-from geonorm.report.load import load_run, read_metrics
-from report_runs import (
-    Page,
-    build_results,
-    report,
-    write_run,
-)
+from geonorm.report.results import write_results
+from geonorm.report.series import load_series, read_metrics, running_mean
+from report_runs import Page, build_results, report, with_trials, write_run
 
 
 def test_numbers_on_the_page_are_those_of_the_results(full):
     _, results, html = full
     text = Page(html).text
-    for row in results["summary"]:
-        if row["test_loss_mean"] is None:
-            continue
-        low, high = row["test_loss_ci"]
-        assert f"{row['test_loss_mean']:.3f} [{low:.3f}, {high:.3f}] {row['test_bits_per_byte_mean']:.3f}" in text
-        if row["difference"]:
-            low, high = row["difference"]["ci_corrected"]
-            assert f"{row['difference']['mean']:+.3f} [{low:+.3f}, {high:+.3f}]" in text
-    for trial in results["trials"]:
-        if trial["status"] == "ok":
-            assert f"{trial['test_loss']:.3f} {trial['val_loss']:.3f} {trial['train_loss']:.3f}" in text
-    for value in (results["command"], "9f2c41d07ab3", "2.13.0+cpu", "0.9, 0.95", *results["notes"]):
+    for row in results.finished:
+        low, high = row.test_loss_ci
+        assert f"{row.test_loss_mean:.3f} [{low:.3f}, {high:.3f}] {row.test_bits_per_byte_mean:.3f}" in text
+        if row.difference:
+            low, high = row.difference.ci_corrected
+            assert f"{row.difference.mean:+.3f} [{low:+.3f}, {high:+.3f}]" in text
+    for trial in results.trials:
+        if trial.status == "ok":
+            assert f"{trial.test_loss:.3f} {trial.val_loss:.3f} {trial.train_loss:.3f}" in text
+    for value in (results.command, "9f2c41d07ab3", "2.13.0+cpu", "0.9, 0.95", "8,100,000"):
         assert value in text
+
+
+def test_the_facts_name_model_text_and_training(full):
+    text = Page(full[2]).text
+    assert "1.80 M parameters, llama, 8 layers, hidden size 128, 4 heads, sequence length 128" in text
+    assert "500 steps, 1.02 M tokens, 0.26 passes over the text, adamw, cosine schedule, float32" in text
+    assert "5 placements, 3 learning rates, 3 reporting seeds, 27 trials" in text
+
+
+@pytest.mark.parametrize(("compiled", "words"), [(False, "in eager mode"), (True, "under torch.compile")])
+def test_beside_speeds_stands_what_they_compare(tmp_path, compiled, words):
+    results = with_trials(build_results(), lambda *_: {"step_impl": "cpp"})
+    results = dataclasses.replace(results, settings={**results.settings, "compile": compiled})
+    said = f"Tokens/s compares placements {words}: GeoNorm's step by its implementation cpp, the norms of all"
+    # Under the ranking and under the table of speeds.
+    assert report(tmp_path, results).count(said) == 2
 
 
 def test_the_page_says_what_was_held_out_and_how_the_rates_were_found(full):
@@ -52,8 +61,9 @@ def test_the_page_says_what_was_held_out_and_how_the_rates_were_found(full):
 
 def test_rows_are_lowest_first_and_unfinished_last(full):
     _, results, html = full
-    names = re.findall(r'<span class="name"[^>]*>(\w+)</span>', html)
-    assert names == [row["placement"] for row in results["summary"]]
+    ranking = html[html.index('class="ranking"') :]
+    names = re.findall(r'<span class="name hue"[^>]*>(\w+)</span>', ranking[: ranking.index("</table>")])
+    assert names == [row.placement for row in results.summary]
     assert names[0] == "geonorm"
     assert names[-1] == "deepnorm"
 
@@ -65,11 +75,12 @@ def test_page_is_well_formed_and_self_contained(full):
     assert html.startswith("<!doctype html>")
     assert ("lang", "en") in page.attributes
     assert any(name == "content" and value.startswith("width=device-width") for name, value in page.attributes)
-    assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
-    assert not re.search(r"https?:|@import|url\((?!#)|//[a-z]", html)
+    assert not {"script", "link", "iframe", "object", "image"} & set(page.tags)
     references = [value for name, value in page.attributes if name in ("src", "href", "xlink:href")]
     assert references
-    assert all(value.startswith("#") for value in references)
+    assert all(value.startswith("data:image/svg+xml;base64,") for value in references)
+    # A picture inside an image can name what it likes; nothing else may.
+    assert not re.search(r"https?:|@import|url\((?!#)|//[a-z]", re.sub(r"base64,[^\"]*", "", html))
 
 
 def test_ids_are_unique_and_references_resolve(full):
@@ -82,20 +93,39 @@ def test_ids_are_unique_and_references_resolve(full):
     assert wanted <= set(ids)
 
 
-def test_figures_have_labels_captions_and_scheme_colours(full):
+def test_figures_have_labels_and_captions_and_follow_the_dark_scheme(full):
     html = full[2]
-    plots = re.findall(r'<svg class="plot"[^>]*>', html)
+    plots = re.findall(r'<img class="plot hue"[^>]*>', html)
     assert len(plots) == 7
-    assert all('role="img" aria-label="' in plot for plot in plots)
+    assert all(re.search(r'alt="[^"]{30,}"', plot) for plot in plots)
     assert html.count("<figcaption>") == html.count("<figure") == 4
-    body = html[html.index("</style>") :]
-    assert "var(--geonorm)" in body
-    assert not re.findall(r"(?:stroke|fill): #(?!f{6}\b|0{6}\b)\w+", body)  # a fixed colour would not turn dark
+    dark = html[html.index("prefers-color-scheme: dark") :]
+    assert ".hue { filter: invert(1) hue-rotate(180deg); }" in dark
+    # Whatever is drawn in the colour of a placement turns with the scheme.
+    coloured = re.findall(r"<[^>]*#[0-9a-f]{6}[^>]*>", html[html.index("</style>") :])
+    assert coloured
+    assert all("hue" in tag for tag in coloured)
+
+
+@pytest.mark.parametrize("colour", style.COLOURS)
+def test_names_can_be_read_in_both_schemes(colour):
+    def luminance(rgb):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return 0.05 + np.dot([0.2126, 0.7152, 0.0722], linear)
+
+    def parse(text):
+        return np.array([int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+
+    # What CSS makes of invert(1) hue-rotate(180deg).
+    turn = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])
+    turned = np.clip(turn @ (1 - parse(colour)), 0, 1)
+    assert luminance(parse(style.PAPER)) / luminance(parse(colour)) >= 4.5
+    assert luminance(turned) / luminance(parse("#161615")) >= 4.5
 
 
 def test_files_for_a_paper_are_written_and_repeat_byte_for_byte(full):
     folder, _, html = full
-    names = {path.name for path in (folder / "figures").iterdir()}
+    names = {path.name for path in (folder / "figures").iterdir()} - {"figures.json"}
     stems = (
         "loss-eval",
         "loss-train",
@@ -136,16 +166,18 @@ def test_variants_of_one_placement_are_drawn_apart(count):
     assert len({(look.colour, look.dashes, look.marker) for look in looks}) == count
     assert len({(look.colour, look.dashes) for look in looks}) == min(count, 32)
     few = style.looks(["geonorm", "pre", "geonorm", "post"])
-    assert [look.colour for look in few] == ["geonorm", "pre", "geonorm", "post"]
+    assert [look.colour for look in few] == [
+        style.PLACEMENTS[name][0] for name in ("geonorm", "pre", "geonorm", "post")
+    ]
     assert few[0] != few[2]
     # These two share a colour of those that are left over, by name.
     assert len(set(style.looks(["output", "output", "parallel", "parallel"]))) == 4
 
 
 def test_page_without_any_metrics_has_no_training_figures(tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(build_results()))
+    write_results(tmp_path, build_results())
     html = write_report(tmp_path).read_text(encoding="utf-8")
-    assert len(re.findall(r'<svg class="plot"', html)) == 1  # the learning rates come from the results
+    assert html.count('<img class="plot') == 1  # the learning rates come from the results
     assert "Loss during training" not in html
 
 
@@ -155,14 +187,14 @@ def test_read_metrics_skips_bad_lines_and_keeps_the_later_of_two_rows(tmp_path):
     path.write_text("\n".join([*rows, '{"kind":"train","step":20,"loss":2.5}', '{"kind":"new","step":1}']))
     metrics = read_metrics(path)
     assert metrics.skipped == 2
-    assert [(row["step"], row["loss"]) for row in metrics.train] == [(10, None), (20, 2.5)]
+    assert metrics.train == {20: 2.5}
     assert not read_metrics(tmp_path / "absent").found
 
 
 def test_long_logs_are_thinned_to_what_a_line_can_show(tmp_path):
     results = build_results(losses={"pre": 1.6}, lrs=(0.004,), seeds=(0,))
     write_run(tmp_path, results, steps=20_000)
-    curve = loss_curve(load_run(tmp_path).series[0], "train", 5)
+    curve = load_series(tmp_path, results)[0].loss_curve("train", 5)
     assert len(curve.x) == 400
     assert curve.x[0] == 10
     assert curve.x[-1] == 20_000
@@ -171,17 +203,21 @@ def test_long_logs_are_thinned_to_what_a_line_can_show(tmp_path):
 def test_user_text_is_escaped_everywhere(tmp_path):
     evil = "<script>alert(1)</script>"
     results = build_results(losses={"post": 1.5, "pre": 1.6}, lrs=(0.004,))
-    for entry in (*results["trials"], *results["summary"]):
-        if entry["placement"] == "post":
-            entry |= {"placement": evil, "label": evil, "options": {"x": '"><script>$\\frac'}}
-        entry["message"] = evil
-    results["corpus"]["name"] = results["settings"]["path"] = results["command"] = results["notes"][0] = evil
-    results["environment"]["platform"] = results["environment"]["date"] = evil
+    named = {"placement": evil, "label": evil, "options": {"x": '"><script>$\\frac'}}
+    results = dataclasses.replace(
+        with_trials(results, lambda _, one: {"message": evil, **(named if one.placement == "post" else {})}),
+        summary=tuple(dataclasses.replace(row, **named) if row.placement == "post" else row for row in results.summary),
+        corpus={**results.corpus, "name": evil},
+        settings={**results.settings, "path": evil, evil: 1},
+        environment={"platform": evil, "date": evil},
+        command=evil,
+    )
     write_run(tmp_path, results)
     html = write_report(tmp_path).read_text(encoding="utf-8")
     assert "<script" not in html.lower()
     assert "&lt;script&gt;" in html
     assert Page(html).open == []
+    assert "<script" not in (tmp_path / "figures" / "loss-eval.svg").read_text().lower()
 
 
 def test_a_damaged_folder_is_one_clear_line(tmp_path):
@@ -199,7 +235,7 @@ def test_a_damaged_folder_is_one_clear_line(tmp_path):
     ("change", "message"),
     [
         (lambda r: r.pop("corpus"), "`corpus` is missing"),
-        (lambda r: r.update(trials={"a": 1}), r"`trials\[0\].id` is missing"),
+        (lambda r: r.update(trials={"a": 1}), r"`trials\[0\].status` is missing"),
         (lambda r: r["summary"][1].pop("options"), r"`summary\[1\].options` is missing"),
         (lambda r: r["trials"][0].update(id="../../etc"), r"`trials\[0\].id` must be a plain folder name"),
         (lambda r: r["trials"][2].update(lr=None), r"`trials\[2\].lr` must be a number, got None"),
@@ -211,12 +247,18 @@ def test_a_damaged_folder_is_one_clear_line(tmp_path):
         (lambda r: r["summary"][0].update(lrs_tried=[None]), r"`summary\[0\].lrs_tried` must be a number, got None"),
         (lambda r: r["summary"][0].update(verdict="best"), r"`summary\[0\].verdict` must be 'better', "),
         (lambda r: r["summary"][0].update(difference=None), r"`summary\[0\].verdict` stands without `difference`"),
-        (lambda r: r.update(reference="post(x)"), "`reference` 'post\\(x\\)' is the label of no row"),
+        (lambda r: r["variants"][0].update(reference="post(x)"), "`reference` 'post\\(x\\)' is the label of no row"),
+        (
+            lambda r: r["summary"][1].update(no_verdict=["bad luck"]),
+            r"`summary\[1\].no_verdict` has the unknown reason",
+        ),
+        (lambda r: r["summary"][1].update(variant="x=1"), r"`summary\[1\].variant` 'x=1' is the name of no variant"),
+        (lambda r: r.update(variants=[]), "`variants` is empty"),
         (lambda r: r.pop("format"), "another version of geonorm .*; run the comparison again into another folder"),
     ],
 )
 def test_an_edited_value_is_named_with_its_file_and_what_was_expected(tmp_path, change, message):
-    results = build_results()
+    results = dataclasses.asdict(build_results())
     assert results["summary"][0]["verdict"]
     change(results)
     (tmp_path / "results.json").write_text(json.dumps(results))
@@ -228,10 +270,11 @@ def test_an_edited_value_is_named_with_its_file_and_what_was_expected(tmp_path, 
 
 def test_edited_settings_and_metrics_do_not_end_in_a_traceback(tmp_path):
     results = build_results(lrs=(0.004,))
-    results["corpus"] = dict.fromkeys(results["corpus"], "many")
-    results["settings"] = {"steps": "many", "width": [1]}
+    results = dataclasses.replace(
+        results, corpus=dict.fromkeys(results.corpus, "many"), settings={"steps": "many", "model.hidden_size": [1]}
+    )
     write_run(tmp_path, results)
-    path = tmp_path / "trials" / results["trials"][0]["id"] / "metrics.jsonl"
+    path = tmp_path / "trials" / results.trials[0].id / "metrics.jsonl"
     odd = ['{"kind":"eval","step":1,"val_loss":"x"}', '{"kind":"layers","step":1,"grad_norm":[1,"x"],"angle":[]}']
     path.write_text("\n".join([*odd, path.read_text()]))
     write_report(tmp_path)
@@ -239,22 +282,29 @@ def test_edited_settings_and_metrics_do_not_end_in_a_traceback(tmp_path):
 
 def test_rows_that_are_equal_to_the_bit_have_a_page(tmp_path):
     results = build_results(losses={"pre": 1.5, "post": 1.5}, lrs=(0.004,))
-    for entry in (*results["trials"], *results["summary"]):
-        entry.update({key: 1.5 for key in ("test_loss", "val_loss", "test_loss_mean") if key in entry})
-        if entry.get("difference"):
-            entry["difference"] |= {"mean": 0.0, "ci": [0.0, 0.0], "ci_corrected": [0.0, 0.0]}
-    assert "0.000 [0.000, 0.000]" in report(tmp_path, results)
+    equal = {"mean": 0.0, "ci": (0.0, 0.0), "ci_corrected": (0.0, 0.0)}
+    rows = [
+        dataclasses.replace(
+            row, test_loss_mean=1.5, difference=row.difference and dataclasses.replace(row.difference, **equal)
+        )
+        for row in results.summary
+    ]
+    results = with_trials(results, lambda *_: {"test_loss": 1.5, "val_loss": 1.5})
+    assert "0.000 [0.000, 0.000]" in report(tmp_path, dataclasses.replace(results, summary=tuple(rows)))
 
 
-def test_spread_keeps_distance_order_and_bounds():
-    wanted = [50.0, 51.0, 10.0, 49.0, 99.0]
-    placed = spread(wanted, 12, 0, 100)
-    assert np.all(np.diff(np.sort(placed)) >= 12 - 1e-9)
-    assert np.argsort(placed).tolist() == np.argsort(wanted).tolist()
-    assert placed[2] == 10
-    assert min(placed) >= 0
-    assert max(placed) <= 100
-    assert np.mean([placed[i] for i in (0, 1, 3)]) == pytest.approx(50)
+def test_a_name_that_matplotlib_would_leave_out_of_a_legend_is_in_it(tmp_path):
+    from matplotlib.figure import Figure
+
+    from geonorm.report.plots import add_legend, label_of
+
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 2], [1, 2], label=label_of("_mine"))
+    axes.plot([1, 2], [3, 4], label=label_of("$x"))
+    add_legend(figure, axes)
+    # In the order in which they end, the highest first.
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$x", " _mine"]
 
 
 def test_running_mean_equals_direct_average():

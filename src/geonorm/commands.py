@@ -33,7 +33,7 @@ def compare(config: CompareConfig) -> int:
     from rich.console import Console
 
     from geonorm.experiments.compare import compare as run
-    from geonorm.report import describe, parse_results, summary_table, write_report
+    from geonorm.report import parse_results, print_summary, write_report
 
     console = Console()
     signals.begin()
@@ -42,11 +42,7 @@ def compare(config: CompareConfig) -> int:
     except KeyboardInterrupt:
         console.print("finished trials are kept; the same command with --resume goes on from them")
         raise
-    console.print(summary_table(results))
-    finding = describe(results)
-    console.print(f"{finding.headline}.", style="bold", markup=False, highlight=False, soft_wrap=True)
-    for note in (*finding.sentences, *results.notes):
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    print_summary(results, console)
     console.print(f"report: {write_report(config.out)}", markup=False, highlight=False, soft_wrap=True)
     return 1 if any(trial.status == "failed" for trial in results.trials) else 0
 
@@ -186,7 +182,7 @@ def convert(config: ConvertConfig) -> int:
 def inspect_models(config: InspectConfig) -> int:
     """Run text through trained models and show what every sub-layer does to the residual stream."""
     check_ranges(config)
-    from geonorm.report.inspection.show import inspect_and_report
+    from geonorm.report.inspection_page import inspect_and_report
 
     signals.begin()
     return inspect_and_report(config)

@@ -151,9 +151,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def rows_counted(rows: Sequence[Row]) -> str:
-    """How many rows there are; ``variants`` where one placement has several."""
+    """How many rows there are, as placements unless one of them has several rows."""
     repeated = len({row.placement for row in rows}) < len(rows)
-    return counted(len(rows), "variant" if repeated else "placement")
+    return counted(len(rows), "row" if repeated else "placement")
+
+
+def minus(text: str) -> str:
+    """Hyphens as minus signs."""
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _option_word(key: str, value: Any) -> str:

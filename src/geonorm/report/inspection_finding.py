@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
+from geonorm.report.finding import Finding
 from geonorm.report.format import MISSING, counted, grouped, listing
 
 LAW_WORDS = {
@@ -16,7 +16,6 @@ LAW_WORDS = {
     "linear": "falling linearly to the last layer",
 }
 SERIES_NAMES = {"attention": "attention", "mlp": "MLP", "both": "both"}
-PART_NAMES = {"all": "all blocks", "inner": "without first and last"}
 # Above this typical error a law describes nothing, even if the others are worse.
 POOR_FIT = 0.25
 # A median angle that moves by so much when the first tokens count is not that of the text alone.
@@ -24,22 +23,7 @@ NOTABLE_INFLUENCE = 0.02
 LONG_FIRST_TOKEN = 5
 
 
-@dataclass(frozen=True)
-class Description:
-    """Sentences on an inspection.
-
-    Attributes:
-        headline: the finding, without a full stop.
-        sentences: one or two a model.
-        doubts: what limits it.
-    """
-
-    headline: str
-    sentences: list[str]
-    doubts: list[str]
-
-
-def describe_inspection(results: dict[str, Any]) -> Description:
+def describe_inspection(results: dict[str, Any]) -> Finding:
     """Say what the measurements show.
 
     Args:
@@ -53,7 +37,7 @@ def describe_inspection(results: dict[str, Any]) -> Description:
         doubts.append(f"Of the text only the first {grouped(results['text']['characters'])} characters were read.")
     if len({tuple(model["tokens"]["lengths"]) + (model["tokens"]["total"],) for model in models}) > 1:
         doubts.append("The models have different tokenizers, so their windows hold different stretches of the text.")
-    return Description(headline, sentences, list(dict.fromkeys(doubts)))
+    return Finding(headline, sentences, list(dict.fromkeys(doubts)))
 
 
 def law_words(fits: dict[str, Any]) -> str:
