@@ -1,7 +1,7 @@
 """Add and RMSNorm in one operation: what other placements do between sub-layers, fused as the step is on a GPU.
 
 For benchmarks of the kernels alone. No model of geonorm takes these: there the other placements run PyTorch's own
-functions, and only ``torch.compile`` fuses both.
+functions, which only ``torch.compile`` fuses.
 """
 
 from __future__ import annotations
