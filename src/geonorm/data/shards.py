@@ -1,6 +1,7 @@
 """Documents to shards of ids: files that worker processes write and that survive a kill.
 
-`datasets.map` in their place kept nothing when it was killed in the middle, and its worker processes lived on (docs/data.md).
+`datasets.map` in their place kept nothing when it was killed in the middle, and its worker processes lived on; see
+docs/data.md.
 """
 
 from __future__ import annotations
