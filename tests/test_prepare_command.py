@@ -128,6 +128,8 @@ def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
     )
     live = show(terminal=True)
     assert "\x1b" in live
+    # The bar has a clock of its own, so that the time left is not told beforehand.
+    assert re.search(r"encoding: 24 of 50 MB, 250,000 tokens/s .*\d:\d\d:\d\d", live)
     assert "the end [1/2]" in live
 
 

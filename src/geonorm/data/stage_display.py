@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_OF_SPEED = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +34,13 @@ class StageCounts:
     num_tokens: int
     total_bytes: int | None
 
-    def line(self, seconds: float) -> str:
-        """One line for people, ``seconds`` after the stage began."""
+    def line(self, seconds: float, short: bool = False) -> str:
+        """One line for people, ``seconds`` after the stage began; a short one leaves room for a bar beside it."""
         of = "" if self.total_bytes is None else f" of {self.total_bytes / 1e6:,.0f}"
-        words = [f"{self.stage}: {self.num_bytes / 1e6:,.0f}{of} MB", f"{self.num_documents:,} documents"]
-        if self.num_tokens:
+        words = [f"{self.stage}: {self.num_bytes / 1e6:,.0f}{of} MB"]
+        if not short:
+            words.append(f"{self.num_documents:,} documents")
+        if self.num_tokens and not short:
             words.append(f"{self.num_tokens:,} tokens")
         # A stage may begin with shards behind it, so its first moment tells no rate.
         if self.num_tokens and seconds >= 1:
@@ -70,8 +73,10 @@ class StageDisplay:
 
         self.console = console
         self._plain = PlainLines(self.report)
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        columns = TextColumn("{task.description}", markup=False), BarColumn(20), TimeRemainingColumn()
+        # A shard takes seconds, and several are needed to tell how fast it goes.
+        bar = Progress(*columns, console=console, transient=True, speed_estimate_period=_SECONDS_OF_SPEED)
+        self._bar = bar if console.is_terminal else None
         self._stage = ""
 
     def __enter__(self) -> StageDisplay:
@@ -100,5 +105,5 @@ class StageDisplay:
                 self._bar.remove_task(task)
             self._bar.add_task(counts.stage)
         (task,) = self._bar.task_ids
-        line = counts.line(time.monotonic() - self._began)
+        line = counts.line(time.monotonic() - self._began, short=True)
         self._bar.update(task, description=line, completed=counts.num_bytes, total=counts.total_bytes)
