@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 
 from geonorm.data import Corpus, Windows
 from geonorm.models import ModelShape, build_model
+from geonorm.models.weights import full_tensor
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.counters import Counters
-from geonorm.training.distributed import Parallel, Ranks, joined, solo, whole
+from geonorm.training.distributed import Parallel, Ranks, joined, solo
 from geonorm.training.loop import Data, Loop
 from geonorm.training.optimizer import Schedule, make_optimizer, muon_with_adamw
 from geonorm.training.state import collect
@@ -60,7 +61,7 @@ def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str
 
     def step() -> None:
         if not gradients:
-            gradients.update({name: whole(p.grad).clone() for name, p in model.named_parameters()})
+            gradients.update({name: full_tensor(p.grad).clone() for name, p in model.named_parameters()})
         take()
 
     optimizer.step = step
@@ -102,7 +103,7 @@ def main() -> None:
                     print(json.dumps(case), flush=True)
                 if options:
                     Checkpoints(out / kind, ranks).save(STEPS, got["state"], {"run": kind})
-                    gathered = {name: whole(value.detach()) for name, value in got["state"].items()}
+                    gathered = {name: full_tensor(value.detach()) for name, value in got["state"].items()}
                     if ranks.is_main:
                         save_file(gathered, out / f"{kind}.safetensors")
             ranks.barrier()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from geonorm.data.found import Found
 from geonorm.data.given_tokenizer import ChatTemplate
-from geonorm.data.raw import UnreadableFile, file_digest, read_text
+from geonorm.data.raw import UnreadableFile, read_text
 from geonorm.data.records import Columns, read_records
 from geonorm.errors import UserError, check_unicode, printable
+from geonorm.storage import sha256
 
 _MOST_NAMED = 20
 
@@ -119,7 +120,7 @@ class FileSource(Source):
         whole = hashlib.sha256(f"{self.text_column}{' skip' * self.skip_unreadable}{group}".encode())
         for path, kind in self.files:
             try:
-                stamp, digest = _stamp(path), file_digest(path)
+                stamp, digest = _stamp(path), sha256(path)
                 self._before[path] = stamp
             except OSError as error:
                 digest = "unreadable"

@@ -14,10 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from geonorm.data.encode import Encoder
-from geonorm.data.raw import file_digest
 from geonorm.data.tokenizer import EOS
 from geonorm.errors import UserError
-from geonorm.storage import write_json
+from geonorm.storage import sha256, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,7 +63,7 @@ class TokenFile:
     def _open_mask(self) -> np.ndarray:
         path = _mask_path(self.path)
         # All of it is read by whoever cuts windows, and a wrong one would train on what it should not.
-        if not path.is_file() or file_digest(path) != self.metadata["mask_sha256"]:
+        if not path.is_file() or sha256(path) != self.metadata["mask_sha256"]:
             raise UserError(
                 f"{path} is missing or not what was prepared (its SHA-256 differs); delete its folder and prepare the"
                 " data again"

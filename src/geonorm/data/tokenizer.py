@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -97,17 +97,6 @@ def plain_copy(tokenizer: Tokenizer, eos: str) -> Tokenizer:
     copy.no_padding()
     copy.no_truncation()
     return copy
-
-
-def encode_plain(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """Ids of a text with a tokenizer of transformers; as for `plain_copy`, spellings of special tokens are text.
-
-    Args:
-        tokenizer: of transformers; a call of it reads such a spelling as the token itself.
-        text: the text.
-        add_special_tokens: whether to put around it what the tokenizer puts there by itself.
-    """
-    return tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 def eos_id(tokenizer: Tokenizer, eos: str = EOS) -> int:

@@ -80,9 +80,10 @@ def compare(
     known = Corpus(corpus.path, corpus_identity(corpus), corpus.description["fingerprint"])
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, "running a comparison"):
-        _claim(out, sweep, known, _decide_step(out, sweep))
+        step_impl = _decide_step(out, sweep)
+        _claim(out, sweep, known, step_impl)
         facts = {"corpus": _corpus_facts(corpus), "num_windows": num_windows, "command": command}
-        return _Comparison(sweep, out, machines, known, console, facts).run()
+        return _Comparison(sweep, out, machines, known, console, facts, step_impl).run()
 
 
 class _Comparison:
@@ -94,9 +95,10 @@ class _Comparison:
         corpus: Corpus,
         console: Console,
         facts: dict[str, Any],
+        step_impl: str | None,
     ) -> None:
         self.sweep, self.out, self.machines, self.corpus, self.console = sweep, out, machines, corpus, console
-        self.facts = facts
+        self.facts, self.step_impl = facts, step_impl
         self.results: dict[str, TrialResult] = {}
         self.ran_on: dict[str, Any] = {}
         self.order: list[str] = []
@@ -134,9 +136,11 @@ class _Comparison:
         """Make the executor that the options ask for."""
         ray, jobs = self.machines.ray, self.machines.jobs
         if ray is not None:
+            ray = dataclasses.replace(ray, step_impl=self.step_impl)
             return RayExecutor(ray, jobs, (self.out / CONFIG, self.corpus.path), note, **callbacks)
         gpus = _num_gpus(next(iter(self.sweep.variants.values())).device)
-        return Executor(jobs or gpus or num_cores(), Resources(ranks=self.machines.ranks), gpus, **callbacks)
+        resources = Resources(ranks=self.machines.ranks, step_impl=self.step_impl)
+        return Executor(jobs or gpus or num_cores(), resources, gpus, **callbacks)
 
     def write(self) -> Results:
         """Write the results of all trials so far and return them."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-from geonorm.ops.cpp import why_not_cpp
 from geonorm.report.results import Trial as TrialResult
 from geonorm.sweep.trial import Trial
 from geonorm.training import recipe
@@ -29,10 +28,17 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a trial may use: ``threads`` of each of its ``ranks`` processes, and the number of one ``gpu`` if any."""
+    """What a trial may use, and what its numbers rest on besides its configuration.
+
+    Attributes:
+        threads: of each of its processes; ranks: how many there are.
+        step_impl: implementation of the step that the comparison has on CPUs; None where that is not decided.
+        gpu: number of the GPU, if it has one.
+    """
 
     threads: int = 1
     ranks: int = 1
+    step_impl: str | None = None
     gpu: int | None = None
 
 
@@ -118,7 +124,9 @@ class TrialProcess:
         environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(resources.threads)), "HF_HUB_OFFLINE": "1"}
         if resources.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(resources.gpu)
-        if why_not_cpp() is not None:
+        if resources.step_impl == "cpp":
+            command.append("--kernels")
+        elif resources.step_impl is not None:
             # Kernels that somebody builds meanwhile must not change what later trials run.
             environment["GEONORM_CPP"] = "0"
         self.log: IO[bytes] = log_path(folder).open("ab")

@@ -41,6 +41,7 @@ class RayOptions:
         gpus: GPUs a trial; below 1 several trials share one.
         ranks: processes that train a trial together, on one machine.
         retries: times that a trial goes on elsewhere after its worker was lost.
+        step_impl: see :class:`Resources`.
     """
 
     address: str | None = None
@@ -48,11 +49,12 @@ class RayOptions:
     gpus: float = 0
     ranks: int = 1
     retries: int = 2
+    step_impl: str | None = None
 
     @property
     def resources(self) -> Resources:
         """What a trial's process may use."""
-        return Resources(max(1, self.cpus // self.ranks), self.ranks)
+        return Resources(max(1, self.cpus // self.ranks), self.ranks, self.step_impl)
 
 
 class RayExecutor(Executor):

@@ -135,14 +135,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--end-with-parent", action="store_true", help="end when standard input is closed")
+    parser.add_argument("--kernels", action="store_true", help="build the C++ kernels of the step where they are not")
     arguments = parser.parse_args(words)
     if arguments.end_with_parent:
         end_with_parent()
     import torch
 
+    from geonorm.ops import ensure_cpu_kernels
     from geonorm.training.run import run
 
     torch.set_num_threads(arguments.threads)
+    if arguments.kernels and ensure_cpu_kernels(wait=True) != "cpp":
+        print("error: the other trials have the C++ kernels of the step, which this machine cannot build")
+        return 2
     try:
         return run(recipe.load([arguments.spec]).filled(), arguments.folder, resume=True)
     except UserError as error:

@@ -21,10 +21,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from geonorm.errors import UserError
-from geonorm.training.distributed import OtherRankFailedError, Ranks, is_sharded
-from geonorm.training.manifest import Checkpoint, sha256, sync_folder, verify, write_manifest
+from geonorm.storage import sha256
+from geonorm.training.distributed import OtherRankFailedError, Ranks
+from geonorm.training.manifest import Checkpoint, sync_folder, verify, write_manifest
 
 _NAME = re.compile(r"step-(\d+)")
 # True, and wanted: one process saves and loads alone.
@@ -242,7 +244,7 @@ def expendable(steps: list[int], keep_last: int, keep_every: int) -> list[int]:
 def _copy(tensor: Tensor) -> Tensor:
     """A copy that training does not touch: in main memory, or beside the original where it is cut over ranks."""
     detached = tensor.detach()
-    return detached.clone() if is_sharded(detached) else detached.to("cpu", copy=True)
+    return detached.clone() if isinstance(detached, DTensor) else detached.to("cpu", copy=True)
 
 
 def _cause(error: BaseException) -> str:

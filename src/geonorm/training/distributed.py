@@ -136,18 +136,6 @@ def joined(parallel: str, device: str) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is cut over ranks."""
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor in full; every rank has to ask for one that is cut over them."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
 # A reducer holds a process group, whose destructor waits, with Python's lock, for a thread that may just need that lock
 # to put away the last collective: torch 2.13 hangs there now and then. So it goes with the process.
 _KEPT: list[nn.Module] = []

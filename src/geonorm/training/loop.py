@@ -21,9 +21,10 @@ from geonorm.data import Windows
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
+from geonorm.models.weights import full_tensor
 from geonorm.training.config import RunConfig
 from geonorm.training.counters import Counters
-from geonorm.training.distributed import Parallel, Ranks, solo, whole
+from geonorm.training.distributed import Parallel, Ranks, solo
 from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
 from geonorm.training.validation import (
     Evaluation,
@@ -191,7 +192,7 @@ class Loop:
             pause = time.perf_counter()
             measured = gradient_norms(self.model)
             begin += time.perf_counter() - pause
-        norm = whole(nn.utils.clip_grad_norm_(self._parameters, config.optimizer.clip))
+        norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, config.optimizer.clip))
         # One look at the device a step: both numbers together.
         loss, grad_norm = torch.stack([total, norm.double()]).tolist()
         good, spike = math.isfinite(loss) and math.isfinite(grad_norm), False

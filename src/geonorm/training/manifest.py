@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from geonorm.errors import UserError
-from geonorm.storage import write_json
+from geonorm.storage import sha256, write_json
 from geonorm.training.state import Shapes
 
 MANIFEST = "manifest.json"
@@ -120,15 +120,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def sha256(file: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sync_folder(path: Path) -> None:

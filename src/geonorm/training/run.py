@@ -200,6 +200,9 @@ class _Run:
             return ensure_cpu_kernels(recorded=self.folder.recorded_step())
 
         chosen = ranks.on_main(decide)
+        recorded = self.folder.recorded_step() if self.folder is not None else None
+        if recorded not in (None, chosen):
+            self.say(f"the step runs by {chosen} from here on, by {recorded} before: they differ by rounding")
         return chosen if ranks.is_main else ensure_cpu_kernels(recorded=chosen)
 
     def _begin(self) -> None:
