@@ -31,8 +31,6 @@ from processes import trial_processes, wait_for
 WORDS = ["steps=6", "model.hidden_size=16", "data.seq_len=16", "evaluation.windows=8"]
 SMALL = [*WORDS, "--preset", "tiny"]
 
-BUILD = "import geonorm.ops, torch; geonorm.ops.build_cpu(); assert geonorm.ops.which(torch.empty(1, 1)) == 'cpp'"
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -478,21 +476,20 @@ def test_keys_are_varied_with_all_that_train_can_do(tmp_path, data):
 
 
 @pytest.mark.slow
-def test_kernels_that_are_built_meanwhile_change_no_later_trial(data, tmp_path, monkeypatch):
-    """What a comparison runs is decided when it starts: here there are no kernels then."""
-    monkeypatch.delenv("GEONORM_CPP", raising=False)
+def test_all_trials_of_a_comparison_take_the_step_that_the_first_took(data, tmp_path, monkeypatch, capsys):
+    """Kernels are built before the first trial; a comparison that was begun without them goes on without them."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr("geonorm.ops.cpp._refusal", None)
-    original, built = Display.progress, []
+    words = ["--placements", "geonorm", "--jobs", "1"]
 
-    def progress(self, running):
-        if not built:
-            environment = {name: value for name, value in os.environ.items() if name != "GEONORM_CPP"}
-            built.append(subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True))
-        original(self, running)
+    def steps(out):
+        return [trial["step_impl"] for trial in results_in(out)["trials"]]
 
-    monkeypatch.setattr(Display, "progress", progress)
-    words = ["--placements", "geonorm", "--seeds", "0", "1", "--jobs", "1"]
-    assert run_compare(tmp_path / "run", data, *words) == 0
-    assert built
-    assert [trial["step_impl"] for trial in results_in(tmp_path / "run")["trials"]] == ["autograd", "autograd"]
+    monkeypatch.setenv("GEONORM_CPP", "0")
+    assert run_compare(tmp_path / "without", data, *words, "--seeds", "0") == 0
+    monkeypatch.delenv("GEONORM_CPP")
+    assert run_compare(tmp_path / "with", data, *words, "--seeds", "0", "1") == 0
+    assert "building the C++ kernels of the step, once for this machine" in capsys.readouterr().err
+    assert steps(tmp_path / "with") == ["cpp", "cpp"]
+    assert run_compare(tmp_path / "without", data, *words, "--seeds", "0", "1", "--resume") == 0
+    assert steps(tmp_path / "without") == ["autograd", "autograd"]
