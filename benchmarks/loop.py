@@ -34,7 +34,7 @@ SETTINGS = RunConfig(
     schedule=ScheduleConfig(warmup=1),
     evaluation=EvaluationConfig(log_every=10_000, layers_every=10_000),
 )
-SHAPE = ModelShape(width=128, depth=8, heads=4)
+SHAPE = ModelShape(hidden_size=128, num_layers=8, num_heads=4)
 VOCABULARY = 1024
 RESULTS = Path(__file__).parent / "results" / "loop.json"
 

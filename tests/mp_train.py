@@ -49,7 +49,7 @@ class Ragged(Windows):
 
 def train(corpus: Corpus, placement: str, options: dict, ranks: Ranks, kind: str, muon: bool = False) -> dict:
     torch.manual_seed(0)
-    shape = ModelShape(width=16, depth=2, heads=2)
+    shape = ModelShape(hidden_size=16, num_layers=2, num_heads=2)
     model = build_model(shape, placement, options, vocab_size=corpus.vocab_size, length=16, seed=0)
     parallel = Parallel(model, ranks, kind)
     optimizer, schedule = make_optimizer(model, SETTINGS)

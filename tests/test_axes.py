@@ -258,8 +258,8 @@ def test_ids_tell_close_rates_apart():
 
 
 def test_model_shape():
-    assert ModelShape(width=128).inner == 344
-    assert ModelShape(width=128, mlp_width=512).inner == 512
+    assert ModelShape(hidden_size=128).inner == 344
+    assert ModelShape(hidden_size=128, intermediate_size=512).inner == 512
 
 
 def test_the_command_names_what_decides_the_result():

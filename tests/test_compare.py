@@ -299,7 +299,7 @@ def test_a_diverged_trial_is_a_result(tmp_path, data):
         (["--placements", "pre", "pre"], "`compare.placements` has pre twice"),
         (["--placements", "pre:normalize_entry=false", "pre"], "`compare.placements` has pre twice"),
         (["--preset", "hug"], "unknown preset 'hug'"),
-        (["model.hidden_size=30", "model.num_heads=4"], "`width` 30 is not divisible by `heads` 4"),
+        (["model.hidden_size=30", "model.num_heads=4"], "`hidden_size` 30 is not divisible by `num_heads` 4"),
         (["model.hidden_size=12", "model.num_heads=4"], "rotary positions need an even head size"),
         (["--lrs", "-1e-3"], "`lrs` must be positive, got -0.001"),
         (["--seeds", "1", "1"], "`compare.seeds` has 1 twice"),

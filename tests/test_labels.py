@@ -33,7 +33,7 @@ def corpus(tmp_path_factory):
 
 
 def make_model():
-    shape = ModelShape(width=16, depth=2, heads=2)
+    shape = ModelShape(hidden_size=16, num_layers=2, num_heads=2)
     return build_model(shape, "geonorm", {}, vocab_size=257, length=40, seed=0)
 
 

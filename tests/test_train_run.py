@@ -175,7 +175,7 @@ def test_data_takes_the_place_of_the_recipe_s_text(corpus, tmp_path, monkeypatch
         (["optimizer.lrr=1"], "error: unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?\n"),
         (["--config", "gone.yaml"], "error: cannot read the recipe gone.yaml: No such file or directory\n"),
         (["model.placement=prr"], "error: unknown placement"),
-        (["model.hidden_size=30", "model.num_heads=4"], "error: `width` 30 is not divisible by `heads` 4"),
+        (["model.hidden_size=30", "model.num_heads=4"], "error: `hidden_size` 30 is not divisible by `num_heads` 4"),
         (
             ["model.num_heads=4", "model.num_kv_heads=3"],
             "error: `model.num_heads` 4 is not a multiple of `model.num_kv_heads` 3\n",

@@ -17,36 +17,36 @@ class ModelShape:
     """Shape of the decoder: rotary positions, gated MLP and untied head unless its family has them otherwise.
 
     Attributes:
-        width: size of the stream.
-        depth: number of layers.
-        heads: attention heads; width is a multiple of it.
-        mlp_width: inner width of the MLP; None for 8/3 of the width rounded up to a multiple of 8.
+        hidden_size: width of the stream.
+        num_layers: number of layers.
+        num_heads: attention heads; ``hidden_size`` is a multiple of it.
+        intermediate_size: inner width of the MLP; None for 8/3 of ``hidden_size`` rounded up to a multiple of 8.
     """
 
-    width: int = 128
-    depth: int = 8
-    heads: int = 4
-    mlp_width: int | None = None
+    hidden_size: int = 128
+    num_layers: int = 8
+    num_heads: int = 4
+    intermediate_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads"):
+        for name in ("hidden_size", "num_layers", "num_heads"):
             check_count(name, getattr(self, name))
-        if self.width % self.heads:
+        if self.hidden_size % self.num_heads:
             raise UserError(
-                f"`width` {self.width} is not divisible by `heads` {self.heads}; take a width such as "
-                f"{-(-self.width // self.heads) * self.heads}"
+                f"`hidden_size` {self.hidden_size} is not divisible by `num_heads` {self.num_heads}; take a hidden size such as "
+                f"{-(-self.hidden_size // self.num_heads) * self.num_heads}"
             )
-        if self.width // self.heads % 2:
+        if self.hidden_size // self.num_heads % 2:
             raise UserError(
-                f"`width` / `heads` is {self.width // self.heads}, and rotary positions need an even head size"
+                f"`hidden_size` / `num_heads` is {self.hidden_size // self.num_heads}, and rotary positions need an even head size"
             )
-        if self.mlp_width is not None:
-            check_count("mlp_width", self.mlp_width)
+        if self.intermediate_size is not None:
+            check_count("intermediate_size", self.intermediate_size)
 
     @property
     def inner(self) -> int:
         """Inner width of the MLP."""
-        return self.mlp_width or -(-8 * self.width // 24) * 8
+        return self.intermediate_size or -(-8 * self.hidden_size // 24) * 8
 
 
 def build_model(
@@ -86,17 +86,17 @@ def build_model(
 
 def _fields(default: Any, shape: ModelShape, length: int) -> dict[str, Any]:
     """Fields of a family's configuration for a shape; ``default`` tells which of them the family has."""
-    head = shape.width // shape.heads
+    head = shape.hidden_size // shape.num_heads
     fields: dict[str, Any] = {
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.depth,
-        "num_attention_heads": shape.heads,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
         "max_position_embeddings": length,
         "n_inner" if hasattr(default, "n_inner") else "intermediate_size": shape.inner,
     }
     # Their defaults belong to the size that the family was published in.
     further = {
-        "num_key_value_heads": shape.heads,
+        "num_key_value_heads": shape.num_heads,
         "head_dim": head,
         "query_pre_attn_scalar": head,
         "original_max_position_embeddings": length,
