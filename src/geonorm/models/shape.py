@@ -33,12 +33,13 @@ class ModelShape:
             check_count(name, getattr(self, name))
         if self.hidden_size % self.num_heads:
             raise UserError(
-                f"`hidden_size` {self.hidden_size} is not divisible by `num_heads` {self.num_heads}; take a hidden size such as "
-                f"{-(-self.hidden_size // self.num_heads) * self.num_heads}"
+                f"`hidden_size` {self.hidden_size} is not divisible by `num_heads` {self.num_heads}; take a hidden size"
+                f" such as {-(-self.hidden_size // self.num_heads) * self.num_heads}"
             )
         if self.hidden_size // self.num_heads % 2:
             raise UserError(
-                f"`hidden_size` / `num_heads` is {self.hidden_size // self.num_heads}, and rotary positions need an even head size"
+                f"`hidden_size` / `num_heads` is {self.hidden_size // self.num_heads}, and rotary positions need an even"
+                " head size"
             )
         if self.intermediate_size is not None:
             check_count("intermediate_size", self.intermediate_size)
