@@ -177,9 +177,11 @@ def test_a_folder_with_something_else_is_left_alone(data, tmp_path):
 def test_a_prepared_corpus_is_data(data, tmp_path):
     corpus = prepare([data], out=tmp_path / "out", **OPTIONS)
     lines = []
-    again = prepare([corpus.path], vocab_size=999, report=lines.append)
+    again = prepare([corpus.path], report=lines.append)
     assert again.description == corpus.description
     assert "its own vocabulary and split are used" in lines[0]
+    with pytest.raises(UserError, match="`vocab_size` is 999, but .* was prepared with 300"):
+        prepare([corpus.path], vocab_size=999)
     for extra in ({"tokenizer": corpus.path}, {"out": tmp_path / "x"}):
         with pytest.raises(UserError, match="is a prepared corpus; give it alone"):
             prepare([corpus.path], **extra)
