@@ -38,8 +38,8 @@ class ModelShape:
             )
         if self.hidden_size // self.num_heads % 2:
             raise UserError(
-                f"`hidden_size` / `num_heads` is {self.hidden_size // self.num_heads}, and rotary positions need an even"
-                " head size"
+                f"`hidden_size` / `num_heads` is {self.hidden_size // self.num_heads}, and rotary positions need an"
+                " even head size"
             )
         if self.intermediate_size is not None:
             check_count("intermediate_size", self.intermediate_size)
