@@ -54,7 +54,7 @@ def kept_bytes(model: torch.nn.Module, config: RunConfig) -> int:
             kept[storage.data_ptr()] = tensor
         return tensor
 
-    ids = torch.zeros(config.batch // config.accumulation, config.data.seq_len + 1, dtype=torch.int64)
+    ids = torch.zeros(config.global_batch_size // config.accumulation, config.data.seq_len + 1, dtype=torch.int64)
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         autocast(torch.device("cpu"), config.precision),
@@ -104,7 +104,7 @@ def test_operations_are_what_torch_counts(text):
     config = config_of(*variant(text), "steps=1", "schedule.warmup=0")
     model = shaped_model(config, 300)
     model.set_attn_implementation("eager")
-    ids = torch.zeros(config.batch, config.data.seq_len + 1, dtype=torch.int64)
+    ids = torch.zeros(config.global_batch_size, config.data.seq_len + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         token_losses(model, ids).sum().backward()
     assert estimate(config, gpu("h100")).flops == pytest.approx(counter.get_total_flops(), rel=UNCOUNTED_FLOPS)
@@ -115,7 +115,7 @@ def test_recomputation_adds_the_forward_pass_of_the_blocks():
     model = shaped_model(config, 300)
     model.set_attn_implementation("eager")
     recompute_blocks(model)
-    ids = torch.zeros(config.batch, config.data.seq_len + 1, dtype=torch.int64)
+    ids = torch.zeros(config.global_batch_size, config.data.seq_len + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         token_losses(model, ids).sum().backward()
     assert estimate(config, gpu("h100")).executed == pytest.approx(counter.get_total_flops(), rel=UNCOUNTED_FLOPS)
@@ -167,15 +167,15 @@ def test_every_part_of_the_papers_recipes_goes_with_every_other():
         for length in sorted((RECIPES / "length").iterdir()):
             for placement in sorted((RECIPES / "placement").iterdir()):
                 config = load([start, length, placement])
-                assert config.batch * config.data.seq_len == 524288
+                assert config.global_batch_size * config.data.seq_len == 524288
                 assert config.data.seq_len == int(length.stem)
                 assert config.model.placement == placement.stem.split("-")[0]
-                assert config.batch % (8 * config.accumulation) == 0
+                assert config.global_batch_size % (8 * config.accumulation) == 0
 
 
 def test_the_command(capsys, tmp_path):
     recipe = tmp_path / "some.yaml"
-    recipe.write_text("model: {width: 32}")
+    recipe.write_text("model: {hidden_size: 32}")
     assert main(["plan", *SHAPE[1:], str(recipe)]) == 0
     assert "width 32, 4 heads" in capsys.readouterr().out
     assert main(["plan", *SHAPE]) == 0
@@ -193,12 +193,12 @@ def test_the_command(capsys, tmp_path):
     [
         (["--gpu", "h10"], "unknown GPU 'h10'; did you mean 'h100'?"),
         (["--num-gpus", "2"], "`parallel` is none, which uses one GPU, not 2"),
-        (["parallel=ddp", "--num-gpus", "4"], "`batch` 6 is not a multiple of 4 GPUs"),
+        (["parallel=ddp", "--num-gpus", "4"], "`global_batch_size` 6 is not a multiple of 4 GPUs"),
         (["--mfu", "1.5"], "`mfu` must be at most 1, got 1.5"),
         (["--mfu", "0"], "`mfu` must be positive"),
         (["model.start=somewhere"], "`model.start` names a saved model"),
         (["nowhere.yaml"], "cannot read the recipe nowhere.yaml"),
-        (["model.widht=3"], "unknown key 'model.widht'; did you mean 'model.hidden_size'?"),
+        (["model.hiden_size=3"], "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
     ],
 )
 def test_mistakes_are_one_line_with_exit_code_2(words, message, capsys):

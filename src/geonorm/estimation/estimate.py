@@ -212,7 +212,7 @@ def _memory(config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_g
 
 
 def _with_depth(config: RunConfig, depth: int) -> RunConfig:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, depth=depth))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=depth))
 
 
 def _on_meta(config: RunConfig, vocab_size: int, depth: int) -> nn.Module:
