@@ -13,6 +13,7 @@ from torch.nn import functional
 from geonorm.cli import main
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.models import ModelShape, build_model
+from geonorm.report.results import Trial
 from geonorm.sweep.summary import Design, summarize
 from geonorm.training import evaluate, train
 from geonorm.training.run import run
@@ -196,20 +197,16 @@ def test_a_summary_is_a_mean_over_tokens(tmp_path):
     for label, by_window in losses.items():
         for seed in range(2):
             mean = float(np.average(by_window, weights=labels)) + seed
-            trial = {
-                "id": f"{label}-{seed}",
-                "label": label,
-                "placement": label,
-                "options": {},
-                "lr": 1.0,
-                "seed": seed,
-            }
-            trial |= {"val_loss": mean, "test_loss": mean, "test_bits_per_byte": None, "status": "ok"}
-            (tmp_path / trial["id"]).mkdir()
+            name = f"{label}-{seed}"
+            losses_of = {"val_loss": mean, "test_loss": mean}
+            trial = Trial(
+                id=name, label=label, placement=label, options={}, lr=1.0, seed=seed, status="ok", **losses_of
+            )
+            (tmp_path / name).mkdir()
             written = {"loss": [loss + seed for loss in by_window], "labels": labels, "document": [0, 0, 1, 1]}
-            (tmp_path / trial["id"] / "test_windows.json").write_text(json.dumps(written))
+            (tmp_path / name / "test_windows.json").write_text(json.dumps(written))
             trials.append(trial)
-    rows = {row["label"]: row for row in summarize(trials, tmp_path, Design((0, 1)))["summary"]}
-    assert rows["post"]["difference"]["mean"] == pytest.approx((-1 * 1 + 0.5 * 9 + 0.5 * 9) / 20, rel=SAME_64)
+    rows = {row.label: row for row in summarize(trials, tmp_path, Design((0, 1)))[0]}
+    assert rows["post"].difference.mean == pytest.approx((-1 * 1 + 0.5 * 9 + 0.5 * 9) / 20, rel=SAME_64)
     for row in rows.values():
-        assert np.mean(row["test_loss_ci"]) == pytest.approx(row["test_loss_mean"], rel=SAME_64)
+        assert np.mean(row.test_loss_ci) == pytest.approx(row.test_loss_mean, rel=SAME_64)

@@ -77,11 +77,20 @@ def test_compare_takes_what_prepare_made(data, tmp_path, capsys):
         )
         == 0
     )
-    words = ["compare", "--preset", "tiny", "--data", str(tmp_path / "corpus"), "--placements", "pre"]
-    small = ["--steps", "2", "--lrs", "1e-3", "--length", "16", "--batch", "2", "--eval-windows", "2", "--jobs", "1"]
-    assert main([*words, *small, "--out", str(tmp_path / "run"), "--vocab-size", "999"]) == 2
-    assert "`vocab_size` is 999, but" in capsys.readouterr().err
-    assert main([*words, *small, "--out", str(tmp_path / "run")]) == 0
+    run = ["compare", "steps=2", "data.seq_len=16", "global_batch_size=2", "evaluation.windows=2"]
+    words = [
+        "--preset",
+        "tiny",
+        "--data",
+        str(tmp_path / "corpus"),
+        "--placements",
+        "pre",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main([*run, "data.vocab_size=999", *words]) == 2
+    assert "`data.vocab_size` is given, but" in capsys.readouterr().err
+    assert main([*run, *words, "--lrs", "1e-3", "--jobs", "1"]) == 0
     assert "vocab_size: 300" in (tmp_path / "run" / "config.yaml").read_text()
 
 

@@ -64,7 +64,7 @@ def test_a_recipe_is_one_line_for_a_number_out_of_range(name, value):
     [
         ["train", f"seed={HUGE}"],
         ["compare", "--seeds", str(HUGE)],
-        ["compare", "--weight-decay", "nan"],
+        ["compare", "optimizer.weight_decay=.nan"],
         ["generate", "model", "--seed", str(HUGE)],
         ["generate", "model", "--temperature", "inf"],
         ["eval", "model", "--text", "text", "--batch", str(HUGE)],

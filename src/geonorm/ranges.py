@@ -6,6 +6,7 @@ import dataclasses
 import math
 import numbers
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from geonorm.errors import MAX_COUNT, MAX_SEED, UserError, check_count, check_positive, unknown
@@ -76,10 +77,17 @@ def check_ranges(config: Any, section: str = "") -> None:
             if known and item is not None and item not in known:
                 raise unknown(f"{section}{name}", item, known)
     for name, allowed in ranges(type(config)).items():
-        value = getattr(config, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if item is not None:
-                allowed.check(f"{section}{name}", item)
+        for place, item in _items(f"{section}{name}", getattr(config, name)):
+            allowed.check(place, item)
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every number in a field, with its name for an error; those of a mapping by their keys."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _items(f"{name}.{key}", item)
+    elif value is not None:
+        yield from ((name, item) for item in (value if isinstance(value, tuple) else (value,)) if item is not None)
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

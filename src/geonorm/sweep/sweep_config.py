@@ -51,7 +51,7 @@ class SweepConfig:
     placements: tuple[str, ...] = _FIVE
     seeds: Annotated[tuple[int, ...], SEED] = (0, 1, 2, 3)
     lrs: Annotated[tuple[float, ...], FACTOR] = ()
-    lrs_by_placement: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    lrs_by_placement: Annotated[dict[str, tuple[float, ...]], FACTOR] = dataclasses.field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     refine: bool = True
     full_grid: bool = False
@@ -70,8 +70,6 @@ class SweepConfig:
         for label, lrs in self.lrs_by_placement.items():
             if not lrs:
                 raise UserError(f"`compare.lrs_by_placement.{label}` is empty; name at least one rate")
-            for lr in lrs:
-                FACTOR.check(f"compare.lrs_by_placement.{label}", lr)
             _check_distinct(f"compare.lrs_by_placement.{label}", lrs)
         for key, values in self.vary.items():
             self._check_varied(key, values)
