@@ -155,9 +155,9 @@ def test_assistant_turns_alone_are_learned_from_the_command_line(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_counts_labelled_tokens(corpus, tmp_path):
-    words = f"compare --preset tiny --data {corpus.path} --placements pre post --out {tmp_path / 'o'} --jobs 1".split()
-    small = ["--steps", "40", "--lrs", "1e-2", "--length", "40", "--batch", "4", "--eval-windows", "4", "--seeds", "0"]
-    assert main([*words, *small]) == 0
+    run = ["steps=40", "data.seq_len=40", "global_batch_size=4", "evaluation.windows=4"]
+    words = f"--preset tiny --data {corpus.path} --placements pre post --out {tmp_path / 'o'} --jobs 1".split()
+    assert main(["compare", *run, *words, "--lrs", "1e-2", "--seeds", "0"]) == 0
     results = json.loads((tmp_path / "o" / "results.json").read_text())
     windows = Windows(corpus.train, length=40)
     counted = int(windows.mask(0, 40 * 4)[:, 1:].sum())
