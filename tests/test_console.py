@@ -154,14 +154,14 @@ def test_signals_while_the_command_is_imported_end_it_at_once():
 @pytest.mark.slow
 def test_signals_during_a_comparison_end_its_trials_and_it(tmp_path):
     data = tiny_corpus(tmp_path / "corpus").path
-    words = ["--preset", "tiny", "--steps", "1000000", "--data", str(data), "--out", str(tmp_path / "run")]
-    words = [*COMMAND, "compare", *words, "--jobs", "2", "--length", "16"]
+    words = ["--preset", "tiny", "--data", str(data), "--out", str(tmp_path / "run"), "--jobs", "2"]
+    words = [*COMMAND, "compare", "steps=1000000", "data.seq_len=16", *words]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
     wait_for(lambda: len(trial_processes(tmp_path)) == 2 or process.poll() is not None)
     send(process, [TERM] * 4)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 75, said
-    assert "goes on from them" in said
+    assert "goes on from it" in said
     assert "Traceback" not in said
     wait_for(lambda: not trial_processes(tmp_path))
 

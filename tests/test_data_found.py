@@ -224,7 +224,7 @@ def test_an_unfinished_corpus_is_not_read_as_text(documents):
     assert prepare([documents], out=documents / "corpus", **PREPARE).description["skipped"] == {}
 
 
-SMALL = ["--steps", "2", "--length", "16", "--batch", "2", "--jobs", "1", "--vocab-size", "257"]
+SMALL = ["steps=2", "data.seq_len=16", "global_batch_size=2", "data.vocab_size=257"]
 
 
 @pytest.mark.slow
@@ -232,6 +232,7 @@ def test_a_comparison_within_its_text_can_be_gone_on_with(documents, monkeypatch
     monkeypatch.setenv("GEONORM_CACHE", str(documents / "cache"))
     words = [
         "compare",
+        *SMALL,
         "--preset",
         "tiny",
         "--data",
@@ -239,9 +240,8 @@ def test_a_comparison_within_its_text_can_be_gone_on_with(documents, monkeypatch
         "--placements",
         "pre",
         "post",
-        "--lrs",
-        "1e-3",
-        *SMALL,
+        "--jobs",
+        "1",
     ]
     words += ["--out", str(documents / "runs" / "mine")]
     assert main(words) == 0
@@ -279,9 +279,9 @@ def test_a_run_and_all_that_is_made_of_it_within_its_text(documents, tmp_path, m
 
 
 RECIPE = """
-model: {width: 16, depth: 1, heads: 2, placement: geonorm}
-data: {length: 16, vocab_size: 257}
-batch: 2
+model: {hidden_size: 16, num_layers: 1, num_heads: 2, placement: geonorm}
+data: {seq_len: 16, vocab_size: 257}
+global_batch_size: 2
 steps: 3
 evaluation: {windows: 2}
 """

@@ -196,7 +196,7 @@ def _claim(out: Path, sweep: Sweep, corpus: Corpus, step_impl: str | None) -> No
     path = out / CONFIG
     now = {
         "format": FORMAT,
-        "corpus": corpus.fingerprint,
+        "corpus_fingerprint": corpus.fingerprint,
         "step_impl": step_impl,
         "settings": recipe.nested_all(sweep.shared()),
     }
@@ -212,7 +212,7 @@ def _check_same(path: Path, now: dict[str, Any]) -> None:
     if saved.get("format") != FORMAT or not isinstance(saved.get("settings"), dict):
         raise UserError(f"{path.parent} holds a comparison of another version of geonorm; name another folder")
     remedy = "give the same to resume it, or name another folder"
-    if saved.get("corpus") != now["corpus"]:
+    if saved.get("corpus_fingerprint") != now["corpus_fingerprint"]:
         raise UserError(f"`data` is this text now but was other text in {path.parent}; {remedy}")
     before, after = (recipe.flat(one["settings"]) for one in (saved, now))
     for key in after.keys() | before.keys():
