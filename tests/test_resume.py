@@ -197,7 +197,7 @@ def test_a_start_that_was_killed_is_started_again(corpus, straight, tmp_path, le
     shutil.rmtree(out / "checkpoints")
     (out / "config.yaml.123.partial").write_text("st")
     if left != "before the first checkpoint":
-        for name in ("config.yaml", "metrics.jsonl", "result.json"):
+        for name in ("config.yaml", "metrics.jsonl", "result.json", "test_windows.json"):
             (out / name).unlink()
         shutil.rmtree(out / "model")
     if left == "nothing written":

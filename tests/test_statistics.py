@@ -101,7 +101,7 @@ def test_the_seed_that_chose_does_not_report(tmp_path):
     assert variant.reference == "pre"
     assert reference.test_loss_mean == pytest.approx(3.1)
     assert (reference.num_seeds, reference.best_lr, reference.lrs_tried) == (3, 8e-3, GRID)
-    assert best.difference["mean"] == pytest.approx(-1.48 / 3)
+    assert best.difference.mean == pytest.approx(-1.48 / 3)
     assert (best.verdict, best.no_verdict) == ("better", ())
     assert reference.difference is reference.verdict is None
 

@@ -134,7 +134,7 @@ def test_samples_leave_no_trace(corpus, tmp_path):
 
 def test_the_resolved_recipe_is_saved_and_shown(corpus, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"steps: 12\noptimizer: {{lr: 1e-2}}\ndata: {{corpus: {corpus.path}, length: 8}}\n")
+    recipe.write_text(f"steps: 12\noptimizer: {{lr: 1e-2}}\ndata: {{corpus: {corpus.path}, seq_len: 8}}\n")
     words = [
         "train",
         "--config",
@@ -163,7 +163,7 @@ def test_data_takes_the_place_of_the_recipe_s_text(corpus, tmp_path, monkeypatch
     recipe.write_text(dump(tiny(tmp_path / "gone", "steps=2", "schedule.warmup=1")))
     command = ["train", "--config", str(recipe), "--overwrite", "--out"]
     assert main([*command, str(tmp_path / "ready"), "--data", str(corpus.path)]) in (0, DIVERGED)
-    assert load([tmp_path / "ready" / "config.yaml"], []).data.sources == (str(corpus.path),)
+    assert load([tmp_path / "ready" / "config.yaml"], []).data.corpus == corpus.path
     (tmp_path / "a.txt").write_text("one two three four " * 400)
     assert main([*command, str(tmp_path / "text"), "--data", str(tmp_path / "*.txt")]) in (0, DIVERGED)
     assert [row["step"] for row in rows(tmp_path / "text")] == [1, 2]
@@ -288,8 +288,8 @@ def test_configuration_of_trackers_and_of_the_model():
         "eval/b/1": 1,
         "eval/b/2/c": 2.5,
     }
-    with pytest.raises(UserError, match=r"`model\.depth` must be a whole number of at least 1, got 0"):
-        ModelConfig(depth=0)
+    with pytest.raises(UserError, match=r"`model\.num_layers` must be a whole number of at least 1, got 0"):
+        ModelConfig(num_layers=0)
 
 
 def test_a_run_that_is_held_by_another_process(corpus, tmp_path):

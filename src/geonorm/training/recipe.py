@@ -18,6 +18,7 @@ from geonorm.errors import UserError, unknown
 from geonorm.storage import write_text
 from geonorm.training.config import RunConfig
 
+_SEQUENCE = "tag:yaml.org,2002:seq"
 INCLUDE = "include"
 # What `geonorm compare` varies stands in the same file; it is no part of one run.
 COMPARE = "compare"
@@ -296,15 +297,20 @@ def _plain(value: Any) -> Any:
 def _yaml() -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import SafeConstructor
+    from ruamel.yaml.representer import SafeRepresenter
 
     class Constructor(SafeConstructor):
         """Dates stay text, as in the core schema."""
 
+    class Representer(SafeRepresenter):
+        """Lists on one line."""
+
+    Representer.add_representer(list, lambda to, data: to.represent_sequence(_SEQUENCE, data, flow_style=True))
     Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = Constructor
-    # Lists on one line, sections on lines of their own; keys in the order of the configuration.
-    yaml.default_flow_style = None
+    yaml.Constructor, yaml.Representer = Constructor, Representer
+    yaml.default_flow_style = False
+    # Keys in the order of the configuration.
     yaml.representer.sort_base_mapping_type_on_output = False
     yaml.width = 10_000
     return yaml
