@@ -26,8 +26,9 @@ from geonorm.storage import write_json
 from geonorm.training.config import EvaluationConfig, RunConfig, ScheduleConfig
 from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, solo
-from geonorm.training.loop import Data, Loop
+from geonorm.training.loop import Loop
 from geonorm.training.optimizer import adamw, make_optimizer, parameter_groups
+from geonorm.training.outcome import Data
 
 SETTINGS = RunConfig(
     steps=10_000,

@@ -22,8 +22,9 @@ from geonorm.models.weights import full_tensor
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, Ranks, joined, solo
-from geonorm.training.loop import Data, Loop
+from geonorm.training.loop import Loop
 from geonorm.training.optimizer import Schedule, make_optimizer, muon_with_adamw
+from geonorm.training.outcome import Data
 from geonorm.training.state import collect
 from run_configs import run_config
 

@@ -19,7 +19,8 @@ from geonorm.cli import main
 from geonorm.sweep.axes import Corpus, make_sweep
 from geonorm.sweep.display import Display
 from geonorm.sweep.executors import Executor, Resources, TrialProcess, last_words, spec_path
-from geonorm.sweep.on_ray import RayExecutor, RayOptions, difference
+from geonorm.sweep.machines import difference
+from geonorm.sweep.on_ray import RayExecutor, RayOptions
 from geonorm.training import recipe
 from geonorm.training.setup import corpus_identity
 from processes import parent, trial_processes, wait_for

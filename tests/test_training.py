@@ -28,8 +28,8 @@ from geonorm.training import (
     train,
 )
 from geonorm.training.counters import Counters
-from geonorm.training.loop import verdict
 from geonorm.training.optimizer import wsd_factor
+from geonorm.training.outcome import verdict
 from geonorm.training.setup import shaped_model
 from geonorm.training.validation import IGNORED, token_losses
 from run_configs import run_config

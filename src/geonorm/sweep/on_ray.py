@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import Any
 
 from geonorm.errors import UserError, first_line
-from geonorm.provenance import code_version, environment
+from geonorm.provenance import code_version
 from geonorm.sweep.executors import Executor, Handle, Resources, TrialProcess, spec_path
+from geonorm.sweep.machines import describe_machine, difference
 
 _ANSWER_SECONDS, _DESCRIBE_SECONDS, _CANCEL_SECONDS, _POLL_SECONDS = 10, 300, 30, 0.3
 
@@ -252,33 +253,6 @@ def run_here(code: str, folder: str, resources: Resources) -> str:
     return failure
 
 
-def describe_machine() -> dict[str, Any]:
-    """What has to be equal on every machine of a comparison (``versions``), and what may differ."""
-    import torch
-
-    facts = environment()
-    return {
-        "versions": {name: facts[name] for name in ("geonorm", "torch", "transformers")},
-        "processor": facts["processor"],
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-    }
-
-
-def difference(theirs: dict[str, str] | None, mine: dict[str, str]) -> str:
-    """What is wrong with a machine's versions, in words; empty if nothing is.
-
-    Builds of one version, such as torch for CPU and for CUDA, count as the same.
-    """
-    if theirs is None:
-        return "has no geonorm, or one without `--executor ray`"
-    for name, version in mine.items():
-        other = theirs.get(name)
-        exact = name == "geonorm"
-        if other != version and (exact or str(other).partition("+")[0] != version.partition("+")[0]):
-            return f"runs {name} {other}, this one {version}"
-    return ""
-
-
 def _remote_functions() -> tuple[Callable[..., dict[str, Any]], Callable[..., str]]:
     # Local functions travel by value: on a machine with no geonorm or another one they get as far as saying so.
     def describe(seen: list[str]) -> dict[str, Any]:
@@ -286,7 +260,7 @@ def _remote_functions() -> tuple[Callable[..., dict[str, Any]], Callable[..., st
 
         unseen = [path for path in seen if not os.path.exists(path)]
         try:
-            from geonorm.sweep.on_ray import describe_machine
+            from geonorm.sweep.machines import describe_machine
         except ImportError:
             return {"versions": None, "unseen": unseen}
         return {**describe_machine(), "unseen": unseen}

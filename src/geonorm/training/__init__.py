@@ -6,9 +6,10 @@ from geonorm.lazy import names_from
 
 if TYPE_CHECKING:
     from geonorm.training.config import RunConfig
-    from geonorm.training.loop import Outcome, train
+    from geonorm.training.loop import train
     from geonorm.training.metrics import MetricsFile
     from geonorm.training.optimizer import lr_factor, make_optimizer, parameter_groups
+    from geonorm.training.outcome import Outcome
     from geonorm.training.result import RunResult
     from geonorm.training.validation import Evaluation, evaluate
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Evaluation": "validation",
     "MetricsFile": "metrics",
-    "Outcome": "loop",
+    "Outcome": "outcome",
     "RunConfig": "config",
     "RunResult": "result",
     "evaluate": "validation",

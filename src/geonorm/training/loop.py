@@ -26,6 +26,7 @@ from geonorm.training.config import RunConfig
 from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, Ranks, solo
 from geonorm.training.optimizer import Optimizers, Schedule, make_optimizer
+from geonorm.training.outcome import Data, Outcome, not_finite, verdict
 from geonorm.training.validation import (
     Evaluation,
     autocast,
@@ -37,61 +38,10 @@ from geonorm.training.validation import (
     undisturbed,
 )
 
-# A model that gives every token the same probability has the loss of guessing up to rounding, so neither that loss nor
-# one a little above it, where a new model starts, may lie on a border: in nats, what has to be learned at least, and
-# what a loss may rise above its lowest without having diverged.
-LEARNED = 0.05
-RISE = 0.5
-# So few steps need not teach a model anything.
-FIRST_STEPS = 100
 _EVAL_BATCH = 16
 _PROBE_WINDOWS = 4
 
 Emit = Callable[[dict[str, Any]], None]
-
-
-@dataclasses.dataclass
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        status: ``"ok"``, ``"diverged"``, ``"unlearned"`` if it is no better than guessing, or ``"stopped"`` if it was
-            asked to end before its last step. See :func:`verdict`.
-        message: why it counts as diverged or unlearned, else empty.
-        evaluation: at the last step; None if the run ended before it.
-        train_loss: mean over the last tenth of the steps, those skipped left out, nats a token.
-        tokens: tokens trained on; labelled_tokens: those of them that had a label.
-        seconds: wall time of training steps alone, without evaluation and measurements.
-        skipped: steps whose loss or gradient was not finite; they changed nothing.
-        test: on the test side after the last step, where there is one.
-    """
-
-    status: str
-    message: str
-    evaluation: Evaluation | None
-    train_loss: float
-    tokens: int
-    labelled_tokens: int
-    seconds: float
-    skipped: int
-    test: Evaluation | None = None
-
-
-@dataclasses.dataclass
-class Data:
-    """What a run reads.
-
-    Attributes:
-        windows: training windows; step k uses windows ``k * batch`` to ``(k + 1) * batch - 1`` of their order.
-        eval_windows: fixed windows ``[num_windows, length + 1]`` of ids, of the validation side, or ids with a mask.
-        token_bytes: bytes that each token id stands for.
-        test_windows: the same of the test side, looked at once, after the last step; None for no such look.
-    """
-
-    windows: Windows
-    eval_windows: np.ndarray | HeldOutWindows
-    token_bytes: np.ndarray
-    test_windows: np.ndarray | HeldOutWindows | None = None
 
 
 def train(
@@ -154,7 +104,7 @@ class Loop:
         while progress.step < config.steps:
             measured = self.take_step(progress.step + 1)
             if progress.in_a_row >= config.faults.max_skipped:
-                return self._outcome("diverged", _not_finite(progress), None)
+                return self._outcome("diverged", not_finite(progress), None)
             if measured is not None:
                 angles = self._angles()
                 self.emit({"kind": "layers", "step": progress.step, "grad_norm": measured, "angle": angles})
@@ -282,30 +232,3 @@ class Loop:
 
 def _due(step: int, every: int, steps: int) -> bool:
     return step == 1 or step % every == 0 or step == steps
-
-
-def verdict(val_loss: float, vocab_size: int, progress: Counters) -> tuple[str, str]:
-    """How a run that came to its last step has ended: status and, where that is not ``"ok"``, the reason.
-
-    ``"diverged"``: the last step was skipped, the loss is not finite, or it is no better than guessing and lies more
-    than 0.5 nats above the lowest of the latest training losses, or above guessing after the first steps.
-    ``"unlearned"``: it is no better than guessing otherwise, as after a few steps. No
-    better than guessing is a loss above ``log(vocab_size) - 0.05``.
-    """
-    guess = math.log(vocab_size)
-    if progress.in_a_row:
-        return "diverged", _not_finite(progress)
-    if not math.isfinite(val_loss):
-        return "diverged", "the validation loss is not finite"
-    if val_loss <= guess - LEARNED:
-        return "ok", ""
-    # While the first losses are among the latest they tell where the model started, which may be above guessing.
-    begun = 0 < len(progress.recent) < (progress.recent.maxlen or 0)
-    rose = val_loss > min(progress.recent if begun else [guess, *progress.recent]) + RISE
-    reason = f"the validation loss {val_loss:.3f} is no better than guessing ({guess:.3f})"
-    return ("diverged" if rose else "unlearned"), reason
-
-
-def _not_finite(progress: Counters) -> str:
-    steps = "the last step" if progress.in_a_row == 1 else f"{progress.in_a_row} steps in a row"
-    return f"loss or gradient was not finite in {steps}, up to step {progress.step}"

@@ -1,13 +1,9 @@
-"""Recipes: YAML files and ``key=value`` overrides to one checked configuration, and back.
-
-YAML is read by the rules of version 1.2, where ``1e-4`` is a number and ``no`` a word; only plain data is built.
-"""
+"""Recipes: YAML files and ``key=value`` overrides to one checked configuration, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import io
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -17,8 +13,8 @@ from typing import Any, TypeVar
 from geonorm.errors import UserError, unknown
 from geonorm.storage import write_text
 from geonorm.training.config import RunConfig
+from geonorm.training.yaml_files import dump_data, mapping, parse_yaml, read_file
 
-_SEQUENCE = "tag:yaml.org,2002:seq"
 INCLUDE = "include"
 # What `geonorm compare` varies stands in the same file; it is no part of one run.
 COMPARE = "compare"
@@ -102,7 +98,7 @@ def build_section(kind: type[Config], data: Any, name: str) -> Config:
         UserError: as :func:`load`.
     """
     known = [f"{name}.{path}" for path in key_paths(kind)]
-    return _build(kind, _mapping(data, f"`{name}`"), f"{name}.", known)
+    return _build(kind, mapping(data, f"`{name}`"), f"{name}.", known)
 
 
 def key_paths(kind: Any) -> list[str]:
@@ -170,13 +166,6 @@ def dump(config: Any) -> str:
     return dump_data(resolved(config))
 
 
-def dump_data(data: dict[str, Any]) -> str:
-    """Return plain data as YAML, keys in their order."""
-    stream = io.StringIO()
-    _yaml().dump(data, stream)
-    return stream.getvalue()
-
-
 def save(path: Path, config: Any) -> None:
     """Write the configuration as YAML that :func:`load` reads."""
     write_text(path, dump(config))
@@ -194,34 +183,6 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     for name in names:
         merged = _merge(merged, _read(path.parent / Path(name).expanduser(), (*including, path.resolve())))
     return _merge(merged, data)
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Keys and values of one YAML file; nothing is included.
-
-    Raises:
-        UserError: it cannot be read, or holds something else.
-    """
-    if path.exists() and not path.is_file():
-        raise UserError(f"the recipe {path} is no regular file; give a file of YAML")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read the recipe {path}: it is not UTF-8 text") from None
-    return _mapping(parse_yaml(text, str(path)), str(path))
-
-
-def _mapping(data: Any, where: str) -> dict[str, Any]:
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise UserError(f"{where} must hold keys and values, got {type(data).__name__}")
-    for key in data:
-        if not isinstance(key, str):
-            raise UserError(f"{where} has the key {key!r}; keys are words")
-    return data
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -243,11 +204,11 @@ def _convert(kind: Any, value: Any, name: str, known: list[str] | None) -> Any:
             return None
         return _convert(next(one for one in arguments if one is not type(None)), value, name, known)
     if dataclasses.is_dataclass(kind):
-        return _build(kind, _mapping(value, f"`{name}`"), f"{name}.", known)
+        return _build(kind, mapping(value, f"`{name}`"), f"{name}.", known)
     if origin is tuple:
         return _tuple(arguments, value, name, known)
     if origin is dict:
-        items = _mapping(value, f"`{name}`")
+        items = mapping(value, f"`{name}`")
         if arguments[1] is Any:
             return items
         return {key: _convert(arguments[1], item, f"{name}.{key}", known) for key, item in items.items()}
@@ -292,51 +253,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _yaml() -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.constructor import SafeConstructor
-    from ruamel.yaml.representer import SafeRepresenter
-
-    class Constructor(SafeConstructor):
-        """Dates stay text, as in the core schema."""
-
-    class Representer(SafeRepresenter):
-        """Lists on one line."""
-
-    Representer.add_representer(list, lambda to, data: to.represent_sequence(_SEQUENCE, data, flow_style=True))
-    Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor, yaml.Representer = Constructor, Representer
-    yaml.default_flow_style = False
-    # Keys in the order of the configuration.
-    yaml.representer.sort_base_mapping_type_on_output = False
-    yaml.width = 10_000
-    return yaml
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Plain data from YAML 1.2 text.
-
-    Args:
-        text: the document.
-        where: its name in an error.
-
-    Raises:
-        UserError: not YAML, a key given twice, an alias, or a tag that asks for an object.
-    """
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-    from ruamel.yaml.events import AliasEvent
-
-    try:
-        # A few lines of aliases can stand for gigabytes.
-        for event in _yaml().parse(text):
-            if isinstance(event, AliasEvent):
-                raise MarkedYAMLError(problem="aliases are not taken; use `include`", problem_mark=event.start_mark)
-        return _yaml().load(text)
-    except (YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"cannot read {where}{line}: {problem.splitlines()[0]}") from None

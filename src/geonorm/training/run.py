@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.ops import ensure_cpu_kernels, which
 from geonorm.progress_bar import ProgressBar
@@ -27,11 +26,11 @@ from geonorm.training.config import RunConfig
 from geonorm.training.counters import Counters
 from geonorm.training.distributed import OtherRankFailedError, Parallel, Ranks, joined, recompute_blocks
 from geonorm.training.folder import RunFolder
-from geonorm.training.loop import FIRST_STEPS, Loop, Outcome
+from geonorm.training.loop import Loop
 from geonorm.training.manifest import Checkpoint
 from geonorm.training.metrics import MetricsFile, Reporter
 from geonorm.training.optimizer import make_optimizer
-from geonorm.training.result import RunResult
+from geonorm.training.outcome import FIRST_STEPS, Outcome, ended, losses_by_window
 from geonorm.training.sampling import sample
 from geonorm.training.setup import (
     check_batch,
@@ -308,37 +307,16 @@ class _Run:
 
     def _write_result(self, outcome: Outcome) -> None:
         assert self.folder is not None
-        test, progress = outcome.test, self.loop.progress
-        losses = {
-            f"{side}_{name}": getattr(found, field) if found else None
-            for side, found in (("val", outcome.evaluation), ("test", test))
-            for name, field in (("loss", "loss"), ("bits_per_byte", "bits_per_byte"))
-        }
-        result = RunResult(
-            status=outcome.status,
-            message=outcome.message,
-            step=progress.step,
-            **losses,
-            train_loss=outcome.train_loss,
-            skipped_steps=outcome.skipped,
-            unlabelled_steps=progress.unlabelled,
-            loss_spikes=progress.spikes,
-            tokens=outcome.tokens,
-            labelled_tokens=outcome.labelled_tokens,
-            seconds=outcome.seconds,
-            tokens_per_second=outcome.tokens / outcome.seconds if outcome.seconds else None,
+        result = ended(
+            outcome,
+            self.loop.progress,
             peak_memory_bytes=peak_memory(self.ranks.device),
             num_parameters=self.num_parameters,
             world_size=self.ranks.world_size,
             step_impl=", ".join(self.folder.step_impls),
             code=code_version(),
         )
-        if test is not None and isinstance(self.data.test_windows, HeldOutWindows):
-            by_window = {
-                "loss": test.window_losses,
-                "labels": test.window_labels,
-                "document": self.data.test_windows.groups[test.labelled_windows],
-            }
+        if (by_window := losses_by_window(outcome, self.data)) is not None:
             write_json(self.out / places.TEST_WINDOWS, by_window)
         # Last, because it says that all is there.
         write_json(self.out / places.RESULT, dataclasses.asdict(result))

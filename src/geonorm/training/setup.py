@@ -17,7 +17,7 @@ from geonorm.models.tokens import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.distributed import Ranks
-from geonorm.training.loop import Data
+from geonorm.training.outcome import Data
 
 TOKENIZER = "tokenizer.json"
 _SPLIT = ("val_fraction", "test_fraction", "min_documents", "max_share", "group_by", "dedup")
