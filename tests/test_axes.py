@@ -257,6 +257,16 @@ def test_ids_tell_close_rates_apart():
     assert len({trial.id for trial in plan.first_trials(CORPUS)}) == 2
 
 
+def test_ids_of_many_varied_keys_fit_a_file_system():
+    vary = {f"evaluation.{name}": [1, 10**6] for name in ("every", "windows", "layers_every", "log_every")}
+    vary |= {f"schedule.{name}": [0, 10] for name in ("warmup", "decay")} | {"optimizer.weight_decay": [0.1, 0.2]}
+    trials = sweep(
+        placements=["geonorm:decay=sqrt,alpha=0.25,normalize_update=true"], seeds=[0], vary=vary
+    ).first_trials(CORPUS)
+    assert len({trial.id for trial in trials}) == len(trials) == 2**7
+    assert max(len(f"{trial.id}.yaml.123456.partial") for trial in trials) < 255
+
+
 def test_model_shape():
     assert ModelShape(hidden_size=128).inner == 344
     assert ModelShape(hidden_size=128, intermediate_size=512).inner == 512

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from geonorm.training.config import RunConfig
 from geonorm.training.folder import CONFIG, RESULT, RUN
 from geonorm.training.result import RunResult
 
+_LONGEST = 150
 ENDED = ("ok", "diverged", "unlearned")
 # What changes no result, or is decided anew where a trial runs.
 _FREE = ("data.corpus", "data.sources", "checkpoint.", "tracking.", "sampling.", "device", "parallel", "peak_flops")
@@ -63,7 +65,11 @@ class Trial:
     def id(self) -> str:
         """Name of the trial's folder."""
         names = [re.sub(r"[^A-Za-z0-9.=_]+", "-", name).strip("-") for name in (self.variant, self.label)]
-        return "-".join([*filter(None, names), f"lr{self.lr!r}", f"seed{self.seed}"])
+        name = "-".join(filter(None, names))
+        if len(name) > _LONGEST:
+            # File systems take no more than 255 bytes of a name.
+            name = f"{name[:_LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return f"{name}-lr{self.lr!r}-seed{self.seed}"
 
     def result(self, ended: RunResult) -> TrialResult:
         """The result of the run as one of this trial."""
