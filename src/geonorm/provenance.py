@@ -68,6 +68,7 @@ def command_line(
     positional: Collection[str] = (),
     without: Collection[str] = (),
     always: Collection[str] = (),
+    repeated: Collection[str] = (),
 ) -> str:
     """The words of a command with those options that differ from their defaults.
 
@@ -77,6 +78,7 @@ def command_line(
         positional: fields whose values stand first and without a name.
         without: fields that change no result.
         always: fields to write at their defaults too.
+        repeated: fields whose option is given once for each value.
     """
     words = ["geonorm", command]
     for field in dataclasses.fields(config):
@@ -87,5 +89,9 @@ def command_line(
         if field.name in positional:
             words[2:2] = values
         elif field.name not in without and (value != field.default or field.name in always):
-            words += [("--no-" if value is False else "--") + field.name.replace("_", "-"), *values]
+            option = ("--no-" if value is False else "--") + field.name.replace("_", "-")
+            if field.name in repeated:
+                words += [word for one in values for word in (option, one)]
+            else:
+                words += [option, *values]
     return shlex.join(words)

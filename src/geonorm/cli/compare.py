@@ -1,7 +1,6 @@
 """``geonorm compare``."""
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -159,15 +158,8 @@ def _ray(options: CompareOptions, sweep: Any) -> tuple[Any, int]:
 
 def _command(options: CompareOptions) -> str:
     """The command that repeats the comparison."""
-    words = ["geonorm", "compare", *options.words]
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name in ("words", *_LEFT_OUT) or (value == field.default and field.name != "out"):
-            continue
-        if field.name == "config":
-            words += [word for path in value for word in ("--config", str(path))]
-            continue
-        words.append(("--no-" if value is False else "--") + field.name.replace("_", "-"))
-        if not isinstance(value, bool):
-            words.extend(str(item) for item in (value if isinstance(value, tuple) else (value,)))
-    return shlex.join(words)
+    from geonorm.provenance import command_line
+
+    return command_line(
+        "compare", options, positional={"words"}, without=_LEFT_OUT, always={"out"}, repeated={"config"}
+    )
