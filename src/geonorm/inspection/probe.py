@@ -67,7 +67,7 @@ def _watch(block: Any, site: Site, observe: Callable[[Site, Move], None]) -> lis
         return stream, call, norms
 
     def report(module: nn.Module, args: tuple, output: Any) -> None:
-        point = block.placement.point
+        point = block.placement.point_of
         observe(site, Move(point(args[0]).detach(), updates.pop(), point(output).detach()))
 
     return [connection.register_forward_pre_hook(listen), connection.register_forward_hook(report)]

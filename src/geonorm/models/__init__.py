@@ -7,6 +7,7 @@ if find_spec("transformers") is None:
 
 from geonorm.models import families as _families  # noqa: F401
 from geonorm.models.adapter import Adapter, supported_families
+from geonorm.models.constraint import normalize_weights
 from geonorm.models.init import InitRow, init_report, init_weights
 from geonorm.models.loading import load_model
 from geonorm.models.rewiring import base_model, blocks, current_placement, rewire, stock_placement
@@ -26,6 +27,7 @@ __all__ = [
     "init_weights",
     "load_model",
     "load_stock",
+    "normalize_weights",
     "rewire",
     "stock_placement",
     "supported_families",

@@ -16,6 +16,7 @@ from geonorm.models.compat import forget_initialized
 from geonorm.models.weights import WeightView, unsplit
 from geonorm.placements import Placement, create
 from geonorm.placements.base import Role
+from geonorm.placements.norm_kinds import NORM_KINDS
 
 PRE_NORMS = {("attention", "input"): "input_layernorm", ("mlp", "input"): "post_attention_layernorm"}
 LLAMA_ROLES: dict[str, Role] = {
@@ -99,9 +100,12 @@ class Adapter:
         return self.norms.get((sublayer, slot), f"{sublayer}_{slot}_norm")
 
     @torch.no_grad()
-    def make_norm(self, block: nn.Module) -> nn.Module:
-        """Make a fresh norm with gain 1, like the stock block's in class, eps, dtype and device."""
-        norm = copy.deepcopy(getattr(block, next(iter(self.norms.values()))))
+    def make_norm(self, stock: nn.Module, kind: str | None = None) -> nn.Module:
+        """Make a fresh norm with gain 1, like a stock one in class, eps, dtype and device, or of another kind."""
+        if kind is not None:
+            gain: Any = next(stock.parameters())
+            return NORM_KINDS[kind](gain.shape[0]).to(device=gain.device, dtype=gain.dtype)
+        norm = copy.deepcopy(stock)
         norm.weight.fill_(self.unit_gain)
         if getattr(norm, "bias", None) is not None:
             norm.bias.zero_()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from logging import CRITICAL, getLogger
 from types import ModuleType
@@ -37,6 +38,48 @@ def is_from_checkpoint(parameter: Tensor) -> bool:
 def forget_initialized(module: nn.Module) -> None:
     """Take the mark off a copied module: a new norm that carried it would keep what memory holds when loaded."""
     vars(module).pop("_is_hf_initialized", None)
+
+
+class HeadsConfig:
+    """A configuration whose attention implementation is that of another one, with a module before it."""
+
+    def __init__(self, config: Any) -> None:
+        self.config_of_model = config
+
+    def __getattr__(self, name: str) -> Any:
+        # Before the model's is there, while a copy is made.
+        if name == "config_of_model":
+            raise AttributeError(name)
+        return getattr(self.config_of_model, name)
+
+    @property
+    def _attn_implementation(self) -> str:
+        return registered_with_heads(self.config_of_model._attn_implementation or "eager")
+
+
+def with_heads(attention: Any, heads: nn.Module) -> None:
+    """Let queries and keys of an attention module, after rotation, go through ``heads``, whatever implementation runs."""
+    attention.add_module("heads", heads)
+    attention.config = HeadsConfig(attention.config)
+    attention.eager = vars(sys.modules[type(attention).__module__])["eager_attention_forward"]
+
+
+def registered_with_heads(name: str) -> str:
+    """Name of an attention implementation of transformers with the module ``heads`` before it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    registered = f"{PREFIX}{name}"
+    if registered not in ALL_ATTENTION_FUNCTIONS:
+
+        def attend(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, **kwargs: Any
+        ) -> Any:
+            query, key, scaling = module.heads(query, key, scaling)
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(name, module.eager)
+            return function(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+        ALL_ATTENTION_FUNCTIONS.register(registered, attend)
+    return registered
 
 
 def without_quantization_marks(model: Any) -> Any:

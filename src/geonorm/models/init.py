@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from geonorm.errors import UserError
 from geonorm.models.adapter import Adapter, adapter_for, config_placement, is_rewired
 from geonorm.models.compat import is_from_checkpoint
+from geonorm.models.constraint import normalize_weights
 from geonorm.models.weights import WeightView, unsplit
-from geonorm.placements import base_std
-from geonorm.placements.base import WEIGHT_ROLES, Connection, Placement
+from geonorm.placements import Learned, Normal, Placement, base_std
+from geonorm.placements.base import WEIGHT_ROLES
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -45,19 +47,21 @@ def init_weights(model: Model) -> Model:
 
     Base standard deviation ``initializer_range * sqrt(768 / width)``, times the gain that the placement gives to the
     weight's role; gains of norms 1, biases 0, parameters of a connection at their start. Draws follow the order of
-    ``named_parameters()``, which differs between placements only by constants, so with one seed every placement starts
-    from the same draws up to their scale.
+    ``named_parameters()``, what a placement learns last, so with one seed every placement starts from the same draws up to
+    their scale.
 
     Raises:
         UserError: the model is not a rewired one, a parameter has no known role, or one cannot be drawn because it is
             quantised. No weight is changed then.
     """
-    named = list(model.named_parameters())
+    # What a placement learns comes last: its draws must not shift those of the weights.
+    named = sorted(model.named_parameters(), key=lambda item: isinstance(owner_of(model, item[0]), Learned))
     for name, parameter in named:
         _check_drawable(model, name, parameter)
     with torch.no_grad():
         for name, parameter in named:
             init_parameter(model, name, parameter, nn.init)
+    normalize_weights(model)
     return model
 
 
@@ -74,7 +78,7 @@ def _check_drawable(model: nn.Module, name: str, parameter: Tensor) -> None:
         )
     for part in _views(model, adapter, name, parameter):
         if part.role in WEIGHT_ROLES:
-            _expected_std(model, placement, part)
+            _expected_std(model, placement, name, part)
 
 
 def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers: Any) -> None:
@@ -93,11 +97,14 @@ def init_parameter(model: nn.Module, name: str, parameter: Tensor, initializers:
         elif part.role == "bias":
             initializers.zeros_(part.view)
         elif part.role == "step":
-            owner, _, leaf = name.rpartition(".")
-            connection: Any = model.get_submodule(owner)
-            initializers.constant_(part.view, connection.initial_value(leaf))
+            leaf = name.rpartition(".")[2]
+            start = owner_of(model, name).initial_value(leaf)
+            if isinstance(start, Normal):
+                initializers.normal_(part.view, 0.0, start.std)
+            else:
+                initializers.constant_(part.view, start)
         else:
-            initializers.normal_(part.view, 0.0, _expected_std(model, placement, part))
+            initializers.normal_(part.view, 0.0, _expected_std(model, placement, name, part))
 
 
 def init_report(model: nn.Module) -> list[InitRow]:
@@ -113,7 +120,7 @@ def init_report(model: nn.Module) -> list[InitRow]:
     rows = []
     for name, parameter in model.named_parameters():
         for part in _views(model, adapter, name, parameter):
-            expected = _expected_std(model, placement, part) if part.role in WEIGHT_ROLES else 0.0
+            expected = _expected_std(model, placement, name, part)
             value = part.view.detach().double()
             std = value.std(correction=0).item() if value.numel() else math.nan
             label = f"{name}[{part.label}]" if part.label else name
@@ -128,7 +135,7 @@ def _rewired(model: nn.Module) -> tuple[Adapter, Placement]:
 
 
 def _views(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> list[WeightView]:
-    if isinstance(model.get_submodule(name.rpartition(".")[0]), Connection):
+    if isinstance(owner_of(model, name), Learned):
         return unsplit(parameter, "step")
     if name.endswith("bias"):
         return unsplit(parameter, "bias")
@@ -138,7 +145,19 @@ def _views(model: nn.Module, adapter: Adapter, name: str, parameter: Tensor) -> 
     return views
 
 
-def _expected_std(model: nn.Module, placement: Placement, part: WeightView) -> float:
+def owner_of(model: nn.Module, name: str) -> Any:
+    """The module that holds the parameter with this name."""
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _expected_std(model: nn.Module, placement: Placement, name: str, part: WeightView) -> float:
     config: Any = model.config
+    if part.role == "step":
+        start = owner_of(model, name).initial_value(name.rpartition(".")[2])
+        return start.std if isinstance(start, Normal) else 0.0
+    if part.role not in WEIGHT_ROLES:
+        return 0.0
+    if layer := re.search(rf"\b{adapter_for(model).blocks}\.(\d+)\.", name):
+        placement = placement.at(int(layer[1]) + 1, config.num_hidden_layers)
     rule = placement.init_rule(part.role, config.num_hidden_layers)
     return rule.std(part.shape, base_std(config.hidden_size, config.initializer_range))

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from transformers import initialization
 
+from geonorm.errors import UserError
 from geonorm.import_hook import PREFIX
 from geonorm.models.adapter import Classes, adapter_for, config_placement
 from geonorm.models.blocks import RewiredBlock
 from geonorm.models.init import init_parameter, init_weights
+from geonorm.models.inside import has_inside
 from geonorm.models.rewiring import install
 from geonorm.models.saving import model_card, write_card
 from geonorm.placements import create
@@ -63,6 +65,13 @@ class RewiredModelMixin:
             super()._init_weights(module)  # type: ignore[misc]
         for name, parameter in module.named_parameters(recurse=False):
             init_parameter(self, f"{prefix}.{name}" if prefix else name, parameter, initialization)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """Resize as transformers does; refused where the placement has a scale for each token."""
+        if has_inside(self.get_output_embeddings()):  # type: ignore[attr-defined]
+            name = self.config.placement
+            raise UserError(f"placement {name!r} has a scale for each token; choose the vocabulary before rewiring")
+        return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any

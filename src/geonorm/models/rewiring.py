@@ -14,6 +14,7 @@ from geonorm.models.adapter import Adapter, adapter_for, config_placement, is_re
 from geonorm.models.blocks import RewiredBlock, rewire_block
 from geonorm.models.compat import set_model_class
 from geonorm.models.init import init_weights
+from geonorm.models.inside import install_inside_head
 from geonorm.placements import Placement, Site, create
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -132,10 +133,14 @@ def install(model: nn.Module, adapter: Adapter, placement: Placement) -> None:
     inner = base_model(model)
     layers = getattr(inner, adapter.blocks)
     for index, block in enumerate(layers):
-        rewire_block(block, adapter, placement, Site(index + 1, "attention", len(layers)))
+        site = Site(index + 1, "attention", len(layers), inner.config.hidden_size)
+        rewire_block(block, adapter, placement, site, inner.config)
     if not placement.final_norm:
         setattr(inner, adapter.final_norm, nn.Identity())
+    elif placement.norm is not None:
+        setattr(inner, adapter.final_norm, adapter.make_norm(getattr(inner, adapter.final_norm), placement.norm))
     if inner is not model:
+        install_inside_head(model, placement)
         set_model_class(model, adapter.rewired.causal_lm)
     set_model_class(inner, adapter.rewired.model)
 

@@ -20,17 +20,20 @@ class WeightView:
         view: a view of the parameter in whatever layout it is stored.
         shape: ``(out, in)`` as a linear map, or the shape of what is none.
         label: tells the views of a fused weight apart; empty where the parameter has one role.
+        transposed: whether the view is stored as ``[in, out]``.
     """
 
     role: Role
     view: Tensor
     shape: tuple[int, ...]
     label: str = ""
+    transposed: bool = False
 
 
 def unsplit(weight: Tensor, role: Role, *, transposed: bool = False) -> list[WeightView]:
     """A weight with one role, stored as ``[out, in]``, or ``[in, out]`` if ``transposed``."""
-    return [WeightView(role, weight, tuple(reversed(weight.shape)) if transposed else tuple(weight.shape))]
+    shape = tuple(reversed(weight.shape)) if transposed else tuple(weight.shape)
+    return [WeightView(role, weight, shape, transposed=transposed)]
 
 
 def split(
@@ -40,7 +43,7 @@ def split(
     views = weight.split([size for _, size in sizes], dim=1 if transposed else 0)
     names = labels or [role for role, _ in sizes]
     return [
-        WeightView(role, view, tuple(reversed(view.shape)) if transposed else tuple(view.shape), name)
+        WeightView(role, view, tuple(reversed(view.shape)) if transposed else tuple(view.shape), name, transposed)
         for (role, _), view, name in zip(sizes, views, names, strict=True)
     ]
 

@@ -56,6 +56,7 @@ class GeoNorm(Placement):
     alphas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         step_sizes(self.decay, self.alpha, 1)
         if retraction_exponent(self.retraction) == math.inf and self.retraction != "exponential":
             raise UserError("`retraction` with an infinite p is the exponential map; write 'exponential'")
@@ -129,12 +130,6 @@ class SphereConnection(Connection):
         self.angle_shift = nn.Parameter(torch.empty(1)) if placement.learnable_angle else None
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Set what is learnable to its start values."""
-        for name, parameter in self.named_parameters():
-            with torch.no_grad():
-                parameter.fill_(self.initial_value(name))
-
     def initial_value(self, name: str) -> float:
         """Start value of a parameter; that of ``raw_alpha`` is the number whose softplus is the step size."""
         alpha = self.initial_alpha
@@ -170,6 +165,7 @@ class SphereConnection(Connection):
             dtype = torch.promote_types(torch.promote_types(stream.dtype, update.dtype), torch.float32)
             v = tangent(stream.to(dtype), update.to(dtype))
             update = v * self.stretch(v.square().mean(-1, keepdim=True))
+        update = self.branch(update)
         # The radius is named, not taken from the stream, so that rounding in bfloat16 cannot add up over the depth.
         return sphere_step(
             stream,

@@ -34,4 +34,4 @@ class OutputConnection(Connection):
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Return ``x + N(f(x))``."""
-        return stream + norms["output"](sublayer(stream))
+        return stream + self.branch(norms["output"](sublayer(stream)))

@@ -51,7 +51,7 @@ class ParallelAttention(Connection):
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> tuple[Tensor, Tensor]:
         """Return ``(x, f(N(x)))``."""
-        return stream, sublayer(norms["input"](stream))
+        return stream, self.branch(sublayer(norms["input"](stream)))
 
 
 class ParallelMLP(Connection):
@@ -61,4 +61,4 @@ class ParallelMLP(Connection):
         """Return ``x + a + f(N(x))`` from the pair ``(x, a)``."""
         x, pending = stream
         # In GPT-NeoX's order, so that not a bit differs.
-        return sublayer(norms["input"](x)) + pending + x
+        return self.branch(sublayer(norms["input"](x))) + pending + x

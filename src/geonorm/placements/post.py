@@ -37,7 +37,7 @@ class ScaledPostConnection(Connection):
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Return ``N(alpha x + f(x))``."""
-        update = sublayer(stream)
+        update = self.branch(sublayer(stream))
         return norms["stream"](stream + update if self.alpha == 1.0 else self.alpha * stream + update)
 
     def extra_repr(self) -> str:

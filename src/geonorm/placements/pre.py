@@ -47,4 +47,4 @@ class PreConnection(Connection):
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Return ``x + f(N(x))``."""
-        return stream + sublayer(norms["input"](stream))
+        return stream + self.branch(sublayer(norms["input"](stream)))

@@ -8,14 +8,28 @@ import typing
 from typing import Any
 
 from geonorm.errors import UserError, plain, unknown
+from geonorm.placements.attnres import AttentionResiduals
 from geonorm.placements.base import Placement
 from geonorm.placements.deepnorm import DeepNorm
 from geonorm.placements.geonorm import GeoNorm
+from geonorm.placements.hybrid import HybridNorm
+from geonorm.placements.hyper import Hyper
+from geonorm.placements.keel import Keel
+from geonorm.placements.lns import LayerNormScaling
+from geonorm.placements.mhc import ManifoldHyper
+from geonorm.placements.mix import Mix
+from geonorm.placements.nag import NAG
+from geonorm.placements.ngpt import NGPT
 from geonorm.placements.output import OutputNorm
 from geonorm.placements.parallel import Parallel
 from geonorm.placements.post import PostNorm
 from geonorm.placements.pre import PreNorm
+from geonorm.placements.resi_dual import ResiDual
 from geonorm.placements.sandwich import SandwichNorm
+from geonorm.placements.scaled_sandwich import ScaledSandwich
+from geonorm.placements.siamese import SiameseNorm
+from geonorm.placements.slerp import Slerp
+from geonorm.placements.spheret import SpheretNorm
 
 REGISTRY: dict[str, type[Placement]] = {
     placement.name: placement
@@ -27,6 +41,20 @@ REGISTRY: dict[str, type[Placement]] = {
         SandwichNorm,
         OutputNorm,
         Parallel,
+        LayerNormScaling,
+        ScaledSandwich,
+        Keel,
+        HybridNorm,
+        Mix,
+        ResiDual,
+        SiameseNorm,
+        Hyper,
+        ManifoldHyper,
+        AttentionResiduals,
+        NGPT,
+        Slerp,
+        SpheretNorm,
+        NAG,
     )
 }
 

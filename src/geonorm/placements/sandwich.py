@@ -33,4 +33,4 @@ class SandwichConnection(Connection):
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
         """Return ``x + N2(f(N1(x)))``."""
-        return stream + norms["output"](sublayer(norms["input"](stream)))
+        return stream + self.branch(norms["output"](sublayer(norms["input"](stream))))

@@ -19,6 +19,7 @@ from geonorm.placements.base import (
     Sublayer,
     base_std,
 )
+from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.placements.registry import create
 
 
@@ -65,33 +66,73 @@ class Wiring(nn.Module):
         self.placement = create(placement, **options)
         self.dim = check_count("dim", dim)
         self.num_layers = check_count("num_layers", num_layers)
-        make = norm or (lambda width: nn.RMSNorm(width, eps=1e-6))
+        make = norm or NORM_KINDS[self.placement.norm or "rmsnorm"]
+        sites = [
+            Site(layer, sublayer, num_layers, dim) for layer in range(1, num_layers + 1) for sublayer in SUBLAYERS
+        ]
         self.connections = nn.ModuleList(
-            WiredConnection(
-                self.placement.connection(Site(layer, sublayer, num_layers)),
-                {slot: make(dim) for slot in self.placement.norms},
-            )
-            for layer in range(1, num_layers + 1)
-            for sublayer in SUBLAYERS
+            WiredConnection(self.placement.connect(site), {slot: make(dim) for slot in self.placement.slots(site)})
+            for site in sites
         )
+        self.exit_module = self.placement.exit_module(dim)
+        self.exit_norms = nn.ModuleDict({slot: make(dim) for slot in self.placement.exit_norms})
         self.final_norm = make(dim) if self.placement.final_norm else nn.Identity()
 
     def enter(self, h: Tensor) -> Any:
         """Make the stream from the token embeddings ``[..., d]``."""
-        return self.placement.enter(h)
+        return self.placement.open(h)
 
     def exit(self, stream: Any) -> Tensor:
         """Return what the head reads, ``[..., d]``: the stream after the final norm, where there is one."""
-        return self.final_norm(self.placement.exit(stream))
+        return self.final_norm(self.placement.close(stream, self.exit_module, self.exit_norms))  # type: ignore[arg-type]
+
+    def inside(self, place: str, size: int, head_dim: int = 0) -> nn.Module:
+        """Make the module that the placement puts inside a sub-layer or on the logits, for one place in the model.
+
+        Args:
+            place: ``"query"``, ``"key"``, ``"value"``, ``"mlp_input"``, ``"mlp_up"`` or ``"head"``: call it on what that
+                projection returns, ``[..., size]``; ``"heads"``: call it as ``query, key, scaling = module(query, key,
+                scaling)`` after any rotation, with rows ``[..., heads, tokens, head_dim]``.
+            size: number of features; for ``"heads"`` those of all query heads.
+            head_dim: width of a head, for the places in attention.
+
+        Returns:
+            The module; for most placements one that changes nothing.
+        """
+        made = self.placement.inside(place, size, self.dim, head_dim)
+        return made or (UnchangedHeads() if place == "heads" else nn.Identity())
 
     @torch.no_grad()
-    def init_(self, weight: Tensor, role: Role) -> Tensor:
+    def normalize_(self, weight: Tensor, role: Role) -> Tensor:
+        """Bring a weight ``[out, in]`` back to rows or columns of length 1, in place, where the placement keeps it so.
+
+        To be called after each step of the optimiser.
+        """
+        axis = self.placement.weight_axes.get(role)
+        if axis is not None:
+            length = torch.linalg.vector_norm(weight, dim=axis, keepdim=True)
+            weight.div_(torch.where(length > 0, length, 1.0))
+        return weight
+
+    @torch.no_grad()
+    def init_(self, weight: Tensor, role: Role, layer: int | None = None) -> Tensor:
         """Draw a weight ``[out, in]`` in place by the placement's rule for its role.
+
+        ``layer``, counted from 1, is asked for by mixtures, whose layers have rules of their own.
 
         Raises:
             UserError: unknown role.
         """
         if role not in WEIGHT_ROLES:
             raise unknown("role", role, WEIGHT_ROLES)
-        rule = self.placement.init_rule(role, self.num_layers)
-        return weight.normal_(0.0, rule.std(weight.shape, base_std(self.dim)))
+        placement = self.placement if layer is None else self.placement.at(layer, self.num_layers)
+        rule = placement.init_rule(role, self.num_layers)
+        return self.normalize_(weight.normal_(0.0, rule.std(weight.shape, base_std(self.dim))), role)
+
+
+class UnchangedHeads(nn.Module):
+    """Queries, keys and the factor on their products as they are."""
+
+    def forward(self, query: Tensor, key: Tensor, scaling: float) -> tuple[Tensor, Tensor, float]:
+        """Return what was given."""
+        return query, key, scaling

@@ -21,7 +21,9 @@ from geonorm.data import Windows
 from geonorm.data.windows import HeldOutWindows
 from geonorm.errors import UserError
 from geonorm.inspection.probe import gradient_norms, recorded_angles
+from geonorm.models import normalize_weights
 from geonorm.models.weights import full_tensor
+from geonorm.placements import set_training_step
 from geonorm.training.config import RunConfig
 from geonorm.training.counters import Counters
 from geonorm.training.distributed import Parallel, Ranks, solo
@@ -130,6 +132,7 @@ class Loop:
         config, progress = self.config, self.progress
         begin = time.perf_counter()
         lr = self.schedule.apply(step - 1)
+        set_training_step(self.model, step)
         total = self._accumulate_gradients(step)
         if total is None:
             progress.step = step
@@ -148,6 +151,7 @@ class Loop:
         good, spike = math.isfinite(loss) and math.isfinite(grad_norm), False
         if good:
             self.optimizer.step()
+            normalize_weights(self.model)
             spike = progress.add_loss(loss, config.faults.spike_deviations)
         else:
             progress.add_skipped()

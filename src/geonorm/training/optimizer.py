@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from geonorm.errors import UserError
 from geonorm.models import blocks
+from geonorm.placements import Learned
 from geonorm.training.config import RunConfig
 
 Groups = list[dict[str, Any]]
@@ -49,18 +50,25 @@ class Optimizers:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """Split trainable parameters: matrices are decayed; norm gains, biases and step sizes are not.
+    """Split trainable parameters: matrices are decayed; norm gains, biases and what a placement learns are not.
 
     Every trainable parameter is in exactly one group.
     """
-    return _groups([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
+    return _groups(model, [parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
 
 
-def _groups(parameters: list[nn.Parameter], weight_decay: float) -> Groups:
+def _groups(model: nn.Module, parameters: list[nn.Parameter], weight_decay: float) -> Groups:
+    matrices = _matrices(model)
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if id(p) in matrices], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if id(p) not in matrices], "weight_decay": 0.0},
     ]
+
+
+def _matrices(model: nn.Module) -> set[int]:
+    """Parameters with two axes, by id; without those of a placement's own modules, which are no maps of features."""
+    own = {id(p) for module in model.modules() if isinstance(module, Learned) for p in module.parameters()}
+    return {id(p) for p in model.parameters() if p.dim() >= 2} - own
 
 
 def adamw(groups: Groups, *, lr: float, betas: tuple[float, float], eps: float = 1e-8) -> torch.optim.AdamW:
@@ -87,14 +95,14 @@ def muon_with_adamw(
     """
     if not hasattr(torch.optim, "Muon"):
         raise UserError(f"torch {torch.__version__} has no Muon; use torch 2.9 or newer, or `optimizer.name=adamw`")
-    inner = {id(p) for block in blocks(model) for p in block.parameters() if p.requires_grad and p.dim() == 2}
+    inner = {id(p) for block in blocks(model) for p in block.parameters() if p.dim() == 2} & _matrices(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if id(parameter) in inner]
     rest = [parameter for parameter in trainable if id(parameter) not in inner]
     muon = torch.optim.Muon(
         matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
     )
-    return Optimizers(muon, adamw(_groups(rest, weight_decay), lr=lr, betas=betas, eps=eps))
+    return Optimizers(muon, adamw(_groups(model, rest, weight_decay), lr=lr, betas=betas, eps=eps))
 
 
 class Factor(Protocol):
