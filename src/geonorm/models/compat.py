@@ -72,7 +72,14 @@ def registered_with_heads(name: str) -> str:
     if registered not in ALL_ATTENTION_FUNCTIONS:
 
         def attend(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, **kwargs: Any
+            module: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            mask: Tensor | None,
+            *,
+            scaling: float,
+            **kwargs: Any,
         ) -> Any:
             query, key, scaling = module.heads(query, key, scaling)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(name, module.eager)

@@ -67,9 +67,7 @@ class Wiring(nn.Module):
         self.dim = check_count("dim", dim)
         self.num_layers = check_count("num_layers", num_layers)
         make = norm or NORM_KINDS[self.placement.norm or "rmsnorm"]
-        sites = [
-            Site(layer, sublayer, num_layers, dim) for layer in range(1, num_layers + 1) for sublayer in SUBLAYERS
-        ]
+        sites = [Site(layer, sublayer, num_layers, dim) for layer in range(1, num_layers + 1) for sublayer in SUBLAYERS]
         self.connections = nn.ModuleList(
             WiredConnection(self.placement.connect(site), {slot: make(dim) for slot in self.placement.slots(site)})
             for site in sites
