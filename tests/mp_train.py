@@ -34,8 +34,8 @@ from run_configs import run_config
 STEPS = 4
 # Options that any placement can have, together.
 OPTIONS = {"gain": "channel", "warm_depth": 2, "entry_skip": True, "norm": "dyt"}
-# Gradients of these are small sums of many large terms: those of one number for all channels, and of logits of a softmax,
-# which are 0 while all streams are equal. Their rounding is compared with the largest gradient of the placement's own.
+# Gradients of these are small sums of many large terms: those of one number for all channels, and of logits of a
+# softmax, which are 0 while all streams are equal. Their rounding is compared with the largest of the placement's own.
 CANCELLING = (
     "alpha",
     "stream_scale",

@@ -12,9 +12,9 @@ import pytest
 from geonorm import UserError
 from geonorm.cli.compare import CompareOptions, _axes, _command
 from geonorm.models import ModelShape
+from geonorm.placements import available
 from geonorm.report.results import Trial as TrialResult
 from geonorm.storage import write_json
-from geonorm.placements import available
 from geonorm.sweep.axes import Corpus, make_sweep, preset_names
 from geonorm.sweep.rates import is_tuned
 from geonorm.training import recipe

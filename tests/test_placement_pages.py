@@ -47,7 +47,9 @@ def test_links_of_the_page_lead_somewhere():
 
 
 def test_the_example_is_a_placement_that_starts_as_pre_norm(monkeypatch):
-    example = next(code for code in re.findall(r"```python\n(.*?)```", PLACEMENTS, flags=re.DOTALL) if "class GPAS" in code)
+    example = next(
+        code for code in re.findall(r"```python\n(.*?)```", PLACEMENTS, flags=re.DOTALL) if "class GPAS" in code
+    )
     module = types.ModuleType("gpas_of_the_page")
     # Where a dataclass looks up the names of its annotations.
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,7 +1,7 @@
 """Write docs/families.md: what is special about each family, and which checks it passed in how many placements.
 
-``python tests/write_families.py`` wires every placement into every family, and runs every check of ``family_checks.py`` for
-every family in the placements that models are published with, GeoNorm and its baselines.
+``python tests/write_families.py`` wires every placement into every family, and runs every check of
+``family_checks.py`` for every family in some placements.
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ def family_rows() -> list[str]:
 WIRED = """
 ## Placements and families
 
-All {count} placements were wired into all {families} rows of the table above, weights drawn anew: a finite loss, and a finite
-gradient for every parameter. These refuse, in one line, and leave the model as it was:
+All {count} placements were wired into all {families} rows of the table above, weights drawn anew: a finite loss, and a
+finite gradient for every parameter. These refuse, in one line, and leave the model as it was:
 
 | placement | refused by | because the family keeps in one weight |
 |---|---|---|
 {rows}
 
-A module on one projection has no place in a weight that holds several. Quantised projections are refused by the same placements.
+A module on one projection has no place in a weight that holds several. Quantised projections are refused by the same
+placements.
 
-Norms on query and key (`qwen3`, `gemma3_text`, `olmo2`) belong to attention and stay in every placement: `hybrid` puts its own
-after the projection and so before them, `ngpt` brings queries and keys to length 1 after them and after rotation. `ngpt` keeps
-biases where a family has them; its paper has none. `mix` refuses some placements as parts of it, in any family
-([placements.md](placements.md#all-of-them)).
+Norms on query and key (`qwen3`, `gemma3_text`, `olmo2`) belong to attention and stay in every placement: `hybrid` puts
+its own after the projection and so before them, `ngpt` brings queries and keys to length 1 after them and after
+rotation. `ngpt` keeps biases where a family has them; its paper has none. `mix` refuses some placements as parts of it,
+in any family ([placements.md](placements.md#all-of-them)).
 """
 
 
@@ -97,7 +98,8 @@ def wired() -> str:
             ids = prompts(2, 9)
             model(input_ids=ids, labels=ids).loss.backward()
             for name, parameter in model.named_parameters():
-                assert parameter.grad is not None and parameter.grad.isfinite().all(), (family, placement, name)
+                assert parameter.grad is not None, (family, placement, name)
+                assert parameter.grad.isfinite().all(), (family, placement, name)
     rows = [f"| `{placement}` | {', '.join(names)} | {fused} |" for (placement, fused), names in refused.items()]
     return WIRED.format(count=len(available()), families=len(FAMILIES), rows="\n".join(rows))
 

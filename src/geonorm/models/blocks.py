@@ -50,7 +50,7 @@ class RewiredBlock(nn.Module):
         if self.site.layer == self.site.num_layers:
             norms = {slot: getattr(self, exit_norm_name(slot)) for slot in self.placement.exit_norms}
             closed = self.placement.close(stream, getattr(self, "exit_module", None), norms)
-            # FSDP2 hangs the start of the backward pass on what a block returns, and warns of a view, which can lose it.
+            # FSDP2 hangs the start of the backward pass on what a block returns; a view can lose it, and it warns.
             return closed if self.placement.single_stream and not self.placement.entry_skip else closed.clone()
         return stream
 
