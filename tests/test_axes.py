@@ -12,6 +12,7 @@ import pytest
 from geonorm import UserError
 from geonorm.cli.compare import CompareOptions, _axes, _command
 from geonorm.models import ModelShape
+from geonorm.placements import available
 from geonorm.report.results import Trial as TrialResult
 from geonorm.storage import write_json
 from geonorm.sweep.axes import Corpus, make_sweep, preset_names
@@ -39,6 +40,20 @@ def test_presets_make_trials(name, tmp_path):
         assert recipe.load([tmp_path / "trial.yaml"]).filled() == trial.config
     for one in ("geonorm:decay=sqrt", "pre:normalize_entry=true"):
         assert sweep(name, placements=[one]).rates[0]
+
+
+def test_the_preset_of_the_field_has_every_placement():
+    plan = sweep("field")
+    names = {one.name for one in plan.placements}
+    assert names == set(available())
+    assert all(len(rates) >= 4 for rates in plan.rates)
+    assert (plan.selection_seed, plan.reporting_seeds) == (0, (1, 2, 3))
+    small, field = (sweep(name).variants[""] for name in ("small", "field"))
+    assert field == small
+    # The first seed tries every rate of every placement; the others wait for its choice.
+    trials = plan.first_trials(CORPUS)
+    assert {trial.seed for trial in trials} == {0}
+    assert len(trials) == sum(len(rates) for rates in plan.rates)
 
 
 def search(plan, losses, rounds=20):

@@ -31,7 +31,20 @@ SHAPE = [
     "global_batch_size=6",
 ]
 PLACEMENTS = [name for name in available() if name != "geonorm"]
-VARIANTS = ["geonorm", "geonorm options={learnable: true}", *PLACEMENTS]
+# What an option lists layer by layer, and a stream that grows now and then.
+BY_LAYER = [
+    "geonorm options={alphas: [1, 1, 0.5, 0.5, 0.3, 0.3, 0.2, 0.2]}",
+    "mix options={layers: [post, sandwich, pre, pre]}",
+    "attnres options={block_size: 3}",
+]
+VARIANTS = ["geonorm", "geonorm options={learnable: true}", *PLACEMENTS, *BY_LAYER]
+# Rows a token that enter each of six layers; they are made inside the first.
+ROWS = {
+    "geonorm": [1] * 6,
+    "resi_dual": [1, *[2] * 5],
+    "hyper": [1, *[4] * 5],
+    "attnres": [1, 3, 5, 7, 9, 11],
+}
 
 
 def config_of(*words: str) -> RunConfig:
@@ -90,6 +103,19 @@ def test_with_checkpointing_only_streams_are_kept_and_one_block_at_a_time():
     block = (whole - saving + 6 * stream) / 5
     # Entry and exit are inside the first and last block, so what they keep is not kept: a little below the estimate.
     assert saving - block - 3 * stream < kept_bytes(model, config) <= saving - block
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_streams_of_several_rows_are_kept_whole_with_checkpointing(name):
+    config = config_of("gradient_checkpointing=true", "model.num_layers=6", f"model.placement={name}")
+    model = shaped_model(config, 300)
+    recompute_blocks(model)
+    known = {}
+    plan = estimate(config, gpu("h100"), known=known)
+    saved = known[6]
+    assert saved.streams == sum(ROWS[name]) * 4 * 6 * 48 * 64
+    assert saved.streams <= kept_bytes(model, config) <= saved.streams + saved.rest
+    assert plan.memory.activations == saved.streams + saved.block + saved.rest
 
 
 def test_accumulation_divides_activations_by_micro_batches():

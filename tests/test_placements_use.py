@@ -301,3 +301,11 @@ def test_mistakes_are_named(case):
     with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_mixture_knows_the_point_within_a_parallel_layer_wherever_that_stands():
+    x, pending = torch.randn(2, 3, 8)
+    for options in ({"first": "post", "rest": "parallel"}, {"first": "parallel", "rest": "post"}):
+        mixture = create("mix", **options)
+        assert torch.equal(mixture.point((x, pending)), x + pending)
+        assert mixture.point(x) is x

@@ -44,7 +44,7 @@ class CompareOptions:
     words: _Words = ()
     """Values of the recipe to change; geonorm train --show lists all of them"""
     preset: _Preset = None
-    """A recipe that comes with geonorm: demo, small or tiny"""
+    """A recipe that comes with geonorm: demo, small, field (every placement) or tiny"""
     config: _Files = ()
     """YAML recipe, as for train; its section `compare` says what is varied"""
     placements: _Texts = ()

@@ -1,7 +1,8 @@
 """What a training step keeps for its backward pass, found by running the step on tensors without data.
 
 Counting what the code really saves needs no formula for each placement, family and precision, and cannot fall behind
-them. A block is the difference between two layers and one, so that the time does not grow with the depth.
+them. A block is the difference between two layers and one, so that the time does not grow with the depth; only where
+layers differ, in a mixture or with a stream that may grow, the whole depth is run as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from geonorm.models import blocks
 from geonorm.training.validation import autocast, token_losses
 
 
@@ -23,24 +25,40 @@ class Saved:
     """Bytes that the forward pass of one micro-batch keeps.
 
     Attributes:
-        block: of one layer, copies of its weights in bfloat16 included where autocast makes and keeps them.
+        total: of the whole model.
+        block: of one layer, the last where they differ; copies of its weights in bfloat16 included where autocast makes
+            and keeps them.
         rest: outside the layers: embedding, exit, head and loss.
+        streams: what enters the layers, of all together; all that is kept of them where they are computed again.
     """
 
+    total: int
     block: int
     rest: int
+    streams: int
 
 
-def saved_bytes(build: Callable[[int], nn.Module], batch: int, length: int, precision: str) -> Saved:
+def saved_bytes(
+    build: Callable[[int], nn.Module], depth: int, batch: int, length: int, precision: str, *, alike: bool = True
+) -> Saved:
     """Count what one micro-batch keeps for the backward pass.
 
     Args:
         build: makes the model with so many layers; called on the meta device.
+        depth: layers of the model that is meant.
         batch: windows; length: tokens of each.
         precision: ``"fp32"`` or ``"bf16"``.
+        alike: whether every layer after the first keeps the same.
     """
-    one, two = (_run(build, depth, batch, length, precision) for depth in (1, 2))
-    return Saved(two - one, 2 * one - two)
+    (one, first), (two, both) = (_run(build, count, batch, length, precision) for count in (1, 2))
+    if alike or depth <= 2:
+        block, rest = two - one, 2 * one - two
+        return Saved(depth * block + rest, block, rest, first + (depth - 1) * (both - first))
+    three, _ = _run(build, 3, batch, length, precision)
+    before, _ = _run(build, depth - 1, batch, length, precision)
+    total, streams = _run(build, depth, batch, length, precision)
+    # Of a parabola: where a stream grows with each layer, what is kept grows with the square of the depth.
+    return Saved(total, total - before, max(0, 3 * (one - two) + three), streams)
 
 
 def storages_saved(model: nn.Module, ids: Tensor, precision: str) -> int:
@@ -64,14 +82,19 @@ def storages_saved(model: nn.Module, ids: Tensor, precision: str) -> int:
     return sum(size for size, _ in found.values())
 
 
-def _run(build: Callable[[int], nn.Module], depth: int, batch: int, length: int, precision: str) -> int:
+def _run(build: Callable[[int], nn.Module], depth: int, batch: int, length: int, precision: str) -> tuple[int, int]:
+    """Bytes saved, and bytes of the streams that enter the layers."""
     with torch.device("meta"):
         model = build(depth)
+    streams: list[int] = []
+    for block in blocks(model):
+        block.register_forward_pre_hook(lambda _, args: streams.append(args[0].numel() * args[0].element_size()))
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _make_fake(model)
         model.train()
-        return storages_saved(model, torch.zeros(batch, length + 1, dtype=torch.int64), precision)
+        saved = storages_saved(model, torch.zeros(batch, length + 1, dtype=torch.int64), precision)
+    return saved, sum(streams)
 
 
 def _make_fake(model: nn.Module) -> None:

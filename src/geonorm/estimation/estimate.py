@@ -1,14 +1,15 @@
 """What a training run will take: parameters, tokens, operations, memory of a GPU, time.
 
 Formulas, with N parameters, W GPUs, b windows of T tokens a micro-batch on each GPU, L layers of width d, vocabulary V,
-B the bytes that one layer keeps for its backward pass and R what the rest of the model keeps:
+B the bytes that one layer keeps for its backward pass, R what the rest of the model keeps and S the bytes of a layer's
+stream, 4 b T d for each row that a token has in it:
 
     operations a token   6 N' + 12 L H Q T, see geonorm.training.throughput.flops_per_token; with checkpointing a third
                          of what falls on the layers is added, their second forward pass
     weights              4 N; cut up by FSDP 4 N / W, and three layers and the part outside them whole at a time
     gradients            4 N; cut up by FSDP 4 N / W, but whole while micro-batches accumulate
     moments              8 N for AdamW, 4 for each parameter under Muon; cut up by FSDP a W-th of it
-    activations          L B + R; with checkpointing L 4 b T d + B + R
+    activations          L B + R; with checkpointing L S + B + R; sums over the layers where they differ
     logits               b T V times 4 in float32 and 6 in bfloat16: what the loss and its gradient hold on top
 
 The peak is their sum. The CUDA context, workspaces, buffers of NCCL and fragmentation are not in it: a tenth of the
@@ -28,6 +29,7 @@ from geonorm.errors import UserError, check_count, check_positive
 from geonorm.estimation.dry_run import Saved, saved_bytes
 from geonorm.estimation.gpus import Gpu
 from geonorm.models import blocks
+from geonorm.placements import create
 from geonorm.training.config import RunConfig
 from geonorm.training.optimizer import make_optimizer
 from geonorm.training.setup import shaped_model
@@ -141,9 +143,11 @@ def estimate(
     if micro_batch not in known:
         known[micro_batch] = saved_bytes(
             lambda depth: shaped_model(_with_depth(config, depth), vocab_size),
+            config.model.num_layers,
             micro_batch,
             config.data.seq_len,
             config.precision,
+            alike=_layers_alike(config),
         )
     num_tokens = config.steps * config.global_batch_size * config.data.seq_len
     token = flops_per_token(model, config.data.seq_len)
@@ -204,15 +208,25 @@ def _memory(config: RunConfig, model: Any, saved: Saved, micro_batch: int, num_g
         # While micro-batches accumulate, each GPU keeps the gradients of all parameters.
         gradients = gradients if config.accumulation > 1 else gradients / num_gpus + 4.0 * (2 * layer + outside)
         moments /= num_gpus
-    activations = depth * saved.block + saved.rest
+    activations = saved.total
     if config.gradient_checkpointing:
-        activations = depth * 4 * tokens * config.model.hidden_size + saved.block + saved.rest
+        activations = saved.streams + saved.block + saved.rest
     logits = (6 if config.precision == "bf16" else 4) * tokens * vocab_size
     return Memory(weights, gradients, moments, activations, logits)
 
 
 def _with_depth(config: RunConfig, depth: int) -> RunConfig:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=depth))
+    options = dict(config.model.options)
+    # Options with an entry for each layer or sub-layer; those of the first layers.
+    for name, entries in (("layers", depth), ("alphas", 2 * depth)):
+        if depth < config.model.num_layers and isinstance(options.get(name), (list, tuple)):
+            options[name] = options[name][:entries]
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=depth, options=options))
+
+
+def _layers_alike(config: RunConfig) -> bool:
+    placement = create(config.model.placement or "geonorm", **config.model.options)
+    return placement.single_stream and placement.at(1, config.model.num_layers) is placement
 
 
 def _on_meta(config: RunConfig, vocab_size: int, depth: int) -> nn.Module:

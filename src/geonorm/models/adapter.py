@@ -105,7 +105,7 @@ class Adapter:
         if kind is not None:
             gain: Any = next(stock.parameters())
             return NORM_KINDS[kind](gain.shape[0]).to(device=gain.device, dtype=gain.dtype)
-        norm = copy.deepcopy(stock)
+        norm: Any = copy.deepcopy(stock)
         norm.weight.fill_(self.unit_gain)
         if getattr(norm, "bias", None) is not None:
             norm.bias.zero_()

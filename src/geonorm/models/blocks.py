@@ -49,7 +49,9 @@ class RewiredBlock(nn.Module):
             stream = getattr(self, connection_name(sublayer))(stream, call, self._norms(sublayer))
         if self.site.layer == self.site.num_layers:
             norms = {slot: getattr(self, exit_norm_name(slot)) for slot in self.placement.exit_norms}
-            return self.placement.close(stream, getattr(self, "exit_module", None), norms)
+            closed = self.placement.close(stream, getattr(self, "exit_module", None), norms)
+            # FSDP2 hangs the start of the backward pass on what a block returns; a view can lose it, and it warns.
+            return closed if self.placement.single_stream and not self.placement.entry_skip else closed.clone()
         return stream
 
     def _sublayer(self, sublayer: str, arguments: dict[str, Any], hidden_states: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class HeadsConfig:
 
 
 def with_heads(attention: Any, heads: nn.Module) -> None:
-    """Let queries and keys of an attention module, after rotation, go through ``heads``, whatever implementation runs."""
+    """Let queries and keys of an attention module go through ``heads`` after rotation, in every implementation."""
     attention.add_module("heads", heads)
     attention.config = HeadsConfig(attention.config)
     attention.eager = vars(sys.modules[type(attention).__module__])["eager_attention_forward"]

@@ -15,8 +15,8 @@ def normalize_weights(model: nn.Module) -> None:
     """Bring every weight that the placement keeps at length 1 back to it, in place; no other placement changes.
 
     To be called after each step of the optimiser, which geonorm's own loop does; in another one, for instance
-    ``optimizer.register_step_post_hook(lambda *_: normalize_weights(model))``. The norm is taken in float32 at least and
-    a zero row stays zero.
+    ``optimizer.register_step_post_hook(lambda *_: normalize_weights(model))``. The norm is taken in float32 at least
+    and a zero row stays zero.
 
     Raises:
         UserError: unsupported class.

@@ -47,8 +47,8 @@ def init_weights(model: Model) -> Model:
 
     Base standard deviation ``initializer_range * sqrt(768 / width)``, times the gain that the placement gives to the
     weight's role; gains of norms 1, biases 0, parameters of a connection at their start. Draws follow the order of
-    ``named_parameters()``, what a placement learns last, so with one seed every placement starts from the same draws up to
-    their scale.
+    ``named_parameters()``, what a placement learns last, so with one seed every placement starts from the same draws up
+    to their scale.
 
     Raises:
         UserError: the model is not a rewired one, a parameter has no known role, or one cannot be drawn because it is

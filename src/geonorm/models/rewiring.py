@@ -130,7 +130,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 def install(model: nn.Module, adapter: Adapter, placement: Placement) -> None:
     """Rewire the parts of a model whose configuration already is one of ours."""
-    inner = base_model(model)
+    inner: Any = base_model(model)
     layers = getattr(inner, adapter.blocks)
     for index, block in enumerate(layers):
         site = Site(index + 1, "attention", len(layers), inner.config.hidden_size)

@@ -16,11 +16,11 @@ from geonorm.placements.pre import PreNorm
 
 @dataclasses.dataclass(frozen=True)
 class AttentionResiduals(Placement):
-    """The sub-layer reads ``N(sum_i softmax_i(<w, n(V_i)>) V_i)`` over embedding, finished blocks' sums and the open one.
+    """The sub-layer reads ``N(sum_i softmax_i(<w, n(V_i)>) V_i)``: V: embedding, finished blocks' sums, the open one.
 
     w, one row a connection, starts at 0: all sources weigh the same, and what is read is that of Pre-Norm but for the
-    norm's epsilon. n is RMSNorm without a gain. The head reads such a sum over all sources with a w of its own. The stream
-    is ``[..., sources, d]`` and grows; the point that it stands for is the sum.
+    norm's epsilon. n is RMSNorm without a gain. The head reads such a sum over all sources with a w of its own. The
+    stream is ``[..., sources, d]`` and grows; the point that it stands for is the sum.
 
     Options:
         block_size: number of sub-layers whose outputs are summed to one source; 1 for each by itself (the paper's Full

@@ -4,8 +4,8 @@ A placement decides what happens to the residual stream around each sub-layer. I
 modules it makes are its connections, one a sub-layer. The stream is opaque: whatever ``enter`` returns is handed from
 connection to connection and given to ``exit``, so that schemes with several streams fit as well.
 
-A new placement overrides ``enter``, ``connection``, ``exit`` and what else of the class it needs; a model calls ``open``,
-``connect``, ``close``, which add the options that every placement has.
+A new placement overrides ``enter``, ``connection``, ``exit`` and what else of the class it needs; a model calls
+``open``, ``connect``, ``close``, which add the options that every placement has.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from geonorm import geometry
 from geonorm.errors import UserError, check_count, check_positive, unknown
-from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.placements.connection import Branch, Connection, EntrySkip, Exit, Learned, Norms, Sublayer
+from geonorm.placements.norm_kinds import NORM_KINDS
 
 __all__ = ["Connection", "Exit", "Learned", "Norms", "Placement", "Site", "Sublayer"]
 

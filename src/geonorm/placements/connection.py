@@ -38,9 +38,9 @@ class Learned(nn.Module):
 class Connection(Learned):
     """One connection of the stream around one sub-layer.
 
-    ``forward(stream, sublayer, norms)`` returns the next stream. ``norms`` maps each slot of the placement to its module:
-    the connection does not own them, so a model keeps the names its norms always had. What a connection adds to the
-    stream goes through ``self.branch`` just before it is added.
+    ``forward(stream, sublayer, norms)`` returns the next stream. ``norms`` maps each slot of the placement to its
+    module: the connection does not own them, so a model keeps the names its norms always had. What a connection adds to
+    the stream goes through ``self.branch`` just before it is added.
     """
 
     branch: Callable[[Tensor], Tensor]
@@ -73,6 +73,8 @@ class Branch(Learned):
     Attributes:
         training_step: the step that is being taken, counted from 1; 0 before training. Saved with the weights.
     """
+
+    training_step: Tensor
 
     def __init__(self, width: int | None, start: float, period: int | None) -> None:
         super().__init__()

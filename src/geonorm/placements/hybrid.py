@@ -29,7 +29,8 @@ class HybridNorm(EntryPlacement):
     to the stream is drawn scaled by 1/sqrt(2L), as in the authors' configurations.
 
     Options:
-        first_pre: the first layer has norms on what its sub-layers read, as Pre-Norm has (the authors' starred variant).
+        first_pre: the first layer has norms on what its sub-layers read, as Pre-Norm has (the authors' starred
+            variant).
         normalize_entry: bring the embeddings to RMS 1 first. Off by default, as published.
     """
 

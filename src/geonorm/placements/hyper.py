@@ -25,9 +25,9 @@ GATE_FLOOR = 1e-6
 class Hyper(Placement):
     """n streams; the sub-layer reads ``N(sum_i pre_i x_i)``, and ``x_i <- x_i + post_i f``: no stream feeds another.
 
-    With r the n streams of a token in one row at RMS 1, ``pre = sigmoid(a <w, r> + b)`` and ``post = 2 sigmoid(a' <w', r>
-    + b')``, plus 1e-6 on both; every stream starts as the embedding, the head reads their sum with weights like pre. As
-    in transformers' HYV4, a starts at 0.01, b so that pre is 1/n and post 1: at first this is Pre-Norm.
+    With r the n streams of a token in one row at RMS 1, ``pre = sigmoid(a <w, r> + b)`` and ``post = 2 sigmoid(a' <w',
+    r> + b')``, plus 1e-6 on both; every stream starts as the embedding, the head reads their sum with weights like pre.
+    As in transformers' HYV4, a starts at 0.01, b so that pre is 1/n and post 1: at first this is Pre-Norm.
 
     Options:
         streams: n.

@@ -13,8 +13,8 @@ from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sub
 class Keel(EntryPlacement):
     """``x <- N2(a x + f(N1(x)))`` with a = 2L, the number of sub-layers.
 
-    The first attention has no outer norm, and a is 1 in the first attention and the first MLP. The last outer norm takes
-    the place of the final one. The init is the same for every weight: the paper asks for none of its own.
+    The first attention has no outer norm, and a is 1 in the first attention and the first MLP. The last outer norm
+    takes the place of the final one. The init is the same for every weight: the paper asks for none of its own.
 
     Options:
         normalize_entry: bring the embeddings to RMS 1 first. Off by default, as published.

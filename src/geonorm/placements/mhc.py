@@ -19,9 +19,9 @@ _OWN = 8.0
 class ManifoldHyper(Hyper):
     """As ``hyper``, with ``x_i <- sum_j C_ji x_j + post_i f``; C is doubly stochastic.
 
-    C comes from a third gate: softmax of its logits over j's row, then rows and columns are divided by their sums in turn
-    (Sinkhorn-Knopp). The logits of a stream with itself have 8 added, so that C is near the identity at first and the
-    whole near Pre-Norm; transformers' DeepSeek-V4, whose formula this is, adds nothing.
+    C comes from a third gate: softmax of its logits over j's row, then rows and columns are divided by their sums in
+    turn (Sinkhorn-Knopp). The logits of a stream with itself have 8 added, so that C is near the identity at first and
+    the whole near Pre-Norm; transformers' DeepSeek-V4, whose formula this is, adds nothing.
 
     Options:
         streams: n.

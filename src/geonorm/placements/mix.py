@@ -93,7 +93,10 @@ class Mix(Placement):
 
     def point(self, stream: Any) -> Tensor:
         """The point of a stream; within a layer of parallel sub-layers their sum."""
-        return next((part.point(stream) for part in self._parts() if isinstance(stream, tuple)), stream)
+        if not isinstance(stream, tuple):
+            return stream
+        # Of the part that made the tuple; the others hand it back.
+        return next(point for part in self._parts() if isinstance(point := part.point(stream), Tensor))
 
     def options(self) -> dict[str, Any]:
         """Every option with its value, JSON-able."""

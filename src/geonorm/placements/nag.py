@@ -19,8 +19,8 @@ class NAG(EntryPlacement):
     """``x <- x + rho alpha m u`` with ``rho = RMS(x)`` and u the centred output across x at RMS 1.
 
     ``m = (sum_i p_i sigmoid(<w_i, r> + b_i))^beta`` is a gate that reads ``r = x / rho``; p is a softmax of learnable
-    numbers from 0, w is drawn with std 0.02, b starts at 0. alpha, one learnable number a sub-layer, starts at 1/sqrt(k)
-    in sub-layer k. The angle is ``atan(alpha m)`` whatever the size of the output.
+    numbers from 0, w is drawn with std 0.02, b starts at 0. alpha, one learnable number a sub-layer, starts at
+    1/sqrt(k) in sub-layer k. The angle is ``atan(alpha m)`` whatever the size of the output.
 
     Options:
         gates: number of sigmoids in the gate.

@@ -16,18 +16,19 @@ from geonorm.placements.base import Connection, Learned, Norms, Placement, Site,
 class NGPT(Placement):
     """``h <- n(h + lambda (n(f(h)) - h))`` with ``n(h) = h / |h|``: rows of length 1, no norm with a gain.
 
-    Beside the connections, as in its paper's table 1: queries and keys at length 1 after rotation, times ``s_qk``, their
-    products times sqrt(head_dim); the MLP's ``up`` times ``s_u``, its ``gate`` times ``s_v sqrt(d)`` (a MLP without a
-    gate has ``s_v sqrt(d)`` alone); logits times ``s_z``; every weight brought back to rows (or columns, for what writes
-    to the stream) of length 1 after each step of the optimiser. All scales start at 1. ``s_qk``, ``s_z`` and the rate
-    are stored times 1/sqrt(d), so that AdamW moves them that much slower relative to the weights. Keys and queries share
-    ``s_qk`` in the paper; its square stands on the query here, which with grouped keys gives every query head its own.
+    Beside the connections, as in its paper's table 1: queries and keys at length 1 after rotation, times ``s_qk``,
+    their products times sqrt(head_dim); the MLP's ``up`` times ``s_u``, its ``gate`` times ``s_v sqrt(d)`` (a MLP
+    without a gate has ``s_v sqrt(d)`` alone); logits times ``s_z``; every weight brought back to rows (or columns, for
+    what writes to the stream) of length 1 after each step of the optimiser. All scales start at 1. ``s_qk``, ``s_z``
+    and the rate are stored times 1/sqrt(d), so that AdamW moves them, relative to their size, as fast as the entries of
+    a row of length 1. Keys and queries share ``s_qk`` in the paper; its square stands on the query here, which with
+    grouped keys gives every query head its own.
 
     Its authors train without warm-up and without weight decay.
 
     Options:
-        rate: start of lambda, one number a channel and connection; the paper's 0.05, of the order of one over the number
-            of layers.
+        rate: start of lambda, one number a channel and connection; the paper's 0.05, of the order of one over the
+            number of layers.
     """
 
     name = "ngpt"

@@ -15,8 +15,8 @@ from geonorm.placements.base import Connection, EntryPlacement, Exit, Norms, Sit
 class ResiDual(EntryPlacement):
     """``u = f(x)``, ``x <- N(x + u)``, ``d <- d + c u`` from ``d = c x``; the head reads ``alpha x + N(d)``.
 
-    The stream is ``[..., 2, d]``: x, which the sub-layers read, and d. The point that it stands for is x. c and alpha are
-    those of the authors' code; the init, the same for every weight, and the entry are ours.
+    The stream is ``[..., 2, d]``: x, which the sub-layers read, and d. The point that it stands for is x. c and alpha
+    are those of the authors' code; the init, the same for every weight, and the entry are ours.
 
     Options:
         dual_scale: c; the authors use 1 and 0.05.

@@ -14,7 +14,8 @@ from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sub
 class ScaledSandwich(EntryPlacement):
     """``x <- sqrt((k-1)/k) x + N2(f(N1(x))) / sqrt(k)``, k = 2l for attention and 2l + 1 for the MLP of layer l.
 
-    With orthogonal updates of RMS 1 the stream stays at RMS 1 and turns by ``atan(1/sqrt(k-1))``. The init, the same for
+    With orthogonal updates of RMS 1 the stream stays at RMS 1 and turns by ``atan(1/sqrt(k-1))``. The weights cancel in
+    the norms that read the stream: with the same parameters this is SandwichNorm up to rounding. The init, the same for
     every weight, and the entry are ours.
 
     Options:

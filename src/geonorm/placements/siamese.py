@@ -16,9 +16,9 @@ from geonorm.placements.pre import PreNorm
 class SiameseNorm(EntryPlacement):
     """``x <- N1(x)``, ``z = f(N2(x + N3(y)))``, ``x <- x + z / sqrt(2l)``, ``y <- y + z`` in layer l, counted from 1.
 
-    The stream is ``[..., 2, d]``: x and y, both the embeddings at first. The head reads ``N(N(x) + N(y))``. The point that
-    the stream stands for is y. What writes to the stream is drawn scaled by 1/sqrt(2L), as for Pre-Norm, whose recipes
-    the authors keep.
+    The stream is ``[..., 2, d]``: x and y, both the embeddings at first. The head reads ``N(N(x) + N(y))``. The point
+    that the stream stands for is y. What writes to the stream is drawn scaled by 1/sqrt(2L), as for Pre-Norm, whose
+    recipes the authors keep.
 
     Options:
         normalize_entry: bring the embeddings to RMS 1 first. Off by default, as published.

@@ -20,7 +20,7 @@ class Slerp(Placement):
     """``x`` moves the part alpha_k of the way along the great circle to ``f(x)`` brought to the sphere.
 
     With t the angle between x and f(x), the angle of the step is alpha_k t: the size of f(x) does not count. nGPT goes
-    the same part along the chord and back to the sphere, which is a smaller angle for alpha below 1/2, see docs/math.md.
+    the same part along the chord and back to the sphere, a smaller angle for alpha below 1/2, see docs/math.md.
 
     Options:
         alpha: part of the way in the first layer, at most 1.

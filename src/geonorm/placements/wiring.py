@@ -88,9 +88,10 @@ class Wiring(nn.Module):
         """Make the module that the placement puts inside a sub-layer or on the logits, for one place in the model.
 
         Args:
-            place: ``"query"``, ``"key"``, ``"value"``, ``"mlp_input"``, ``"mlp_up"`` or ``"head"``: call it on what that
-                projection returns, ``[..., size]``; ``"heads"``: call it as ``query, key, scaling = module(query, key,
-                scaling)`` after any rotation, with rows ``[..., heads, tokens, head_dim]``.
+            place: ``"query"``, ``"key"``, ``"value"``, ``"mlp_input"``, ``"mlp_up"`` or ``"head"``: call it on what
+                that projection returns, ``[..., size]``; ``"heads"``: call it as
+                ``query, key, scaling = module(query, key, scaling)`` after any rotation, with rows
+                ``[..., heads, tokens, head_dim]``.
             size: number of features; for ``"heads"`` those of all query heads.
             head_dim: width of a head, for the places in attention.
 
