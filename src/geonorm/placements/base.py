@@ -237,8 +237,10 @@ class Placement:
 
     def point_of(self, stream: Any) -> Tensor:
         """Return the point ``x`` that a stream made by ``open`` stands for, ``[..., d]``."""
-        # Within a layer a stream may be a tuple, which no entry stands beside.
-        return self.point(stream[..., 0, :] if self.entry_skip else stream)
+        if not self.entry_skip:
+            return self.point(stream)
+        # Within a layer the entry stands beside it in a pair.
+        return self.point(stream[0] if isinstance(stream, tuple) else stream[..., 0, :])
 
     def options(self) -> dict[str, Any]:
         """Every option with its value, JSON-able; ``create(name, **options)`` gives the same placement back."""

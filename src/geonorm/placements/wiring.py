@@ -43,7 +43,8 @@ class Wiring(nn.Module):
         placement: a name from :func:`geonorm.placements.available`, or a placement.
         dim: width d of the stream.
         num_layers: number of layers; there are twice as many connections, attention before MLP.
-        norm: makes a norm from the width; RMSNorm with a gain and eps 1e-6 by default.
+        norm: kind of every norm, the option of that name, or what makes a norm from the width; RMSNorm with a gain and eps
+            1e-6 by default.
         options: the placement's options.
 
     Attributes:
@@ -59,14 +60,14 @@ class Wiring(nn.Module):
         dim: int,
         num_layers: int,
         *,
-        norm: Callable[[int], nn.Module] | None = None,
+        norm: str | Callable[[int], nn.Module] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.placement = create(placement, **options)
+        self.placement = create(placement, **options, **({} if norm is None or callable(norm) else {"norm": norm}))
         self.dim = check_count("dim", dim)
         self.num_layers = check_count("num_layers", num_layers)
-        make = norm or NORM_KINDS[self.placement.norm or "rmsnorm"]
+        make = norm if callable(norm) else NORM_KINDS[self.placement.norm or "rmsnorm"]
         sites = [Site(layer, sublayer, num_layers, dim) for layer in range(1, num_layers + 1) for sublayer in SUBLAYERS]
         self.connections = nn.ModuleList(
             WiredConnection(self.placement.connect(site), {slot: make(dim) for slot in self.placement.slots(site)})
