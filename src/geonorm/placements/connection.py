@@ -36,7 +36,7 @@ class Learned(nn.Module):
 
 
 def as_given(like: Tensor) -> torch.autocast:
-    """Without autocast, whose bfloat16 products would round the stream itself: arithmetic in the operands' own dtype."""
+    """Without autocast, whose bfloat16 products would round the stream: arithmetic in the operands' dtype."""
     return torch.autocast(like.device.type, enabled=False)
 
 

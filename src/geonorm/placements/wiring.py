@@ -43,8 +43,8 @@ class Wiring(nn.Module):
         placement: a name from :func:`geonorm.placements.available`, or a placement.
         dim: width d of the stream.
         num_layers: number of layers; there are twice as many connections, attention before MLP.
-        norm: kind of every norm, the option of that name, or what makes a norm from the width; RMSNorm with a gain and eps
-            1e-6 by default.
+        norm: kind of every norm, the option of that name, or what makes a norm from the width; RMSNorm with a gain and
+            eps 1e-6 by default.
         options: the placement's options.
 
     Attributes:
