@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from geonorm import geometry
-from geonorm.errors import UserError, check_count, check_positive, unknown
+from geonorm.errors import UserError, check_count, unknown
 from geonorm.placements.connection import Branch, Connection, EntrySkip, Exit, Learned, Norms, Sublayer
 from geonorm.placements.norm_kinds import NORM_KINDS
 
@@ -160,7 +160,7 @@ class Placement:
         if self.gain == "none" and self.gain_start != 1.0:
             raise UserError("`gain_start` is the start of a gain, and `gain` is none; give gain=scalar or gain=channel")
         if self.warm_depth is not None:
-            check_positive("warm_depth", self.warm_depth)
+            check_count("warm_depth", self.warm_depth)
         if self.norm is not None and self.norm not in NORM_KINDS:
             raise unknown("norm", self.norm, NORM_KINDS)
         if self.entry_skip and not self.single_stream:

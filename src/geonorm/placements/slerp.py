@@ -42,6 +42,9 @@ class Slerp(Placement):
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
 
+        if self.gain == "channel":
+            raise UserError("placement 'slerp' adds an angle, one number a token, which takes gain=scalar alone")
+
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius sqrt(d)."""
         return unit_rms(h)
