@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -155,13 +156,13 @@ class Placement:
         check_flag(self, "entry_skip")
         if self.gain not in GAINS:
             raise unknown("gain", self.gain, GAINS)
-        if not math.isfinite(self.gain_start):
-            raise UserError(f"`gain_start` must be finite, got {self.gain_start}")
+        if type(self.gain_start) not in (int, float) or not abs(self.gain_start) <= sys.float_info.max:
+            raise UserError(f"`gain_start` must be a finite number, got {self.gain_start!r}")
         if self.gain == "none" and self.gain_start != 1.0:
             raise UserError("`gain_start` is the start of a gain, and `gain` is none; give gain=scalar or gain=channel")
         if self.warm_depth is not None:
             check_count("warm_depth", self.warm_depth)
-        if self.norm is not None and self.norm not in NORM_KINDS:
+        if self.norm is not None and self.norm not in list(NORM_KINDS):
             raise unknown("norm", self.norm, NORM_KINDS)
         if self.entry_skip and not self.single_stream:
             raise UserError(f"`entry_skip` needs a stream of one row a token, and placement {self.name!r} has several")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geonorm.errors import check_count
+
 Sublayer = Callable[[Tensor], Tensor]
 Norms = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -130,7 +132,11 @@ def set_training_step(model: nn.Module, step: int) -> None:
     """Tell every connection with a warm-up (option ``warm_depth``) which training step is being taken, counted from 1.
 
     geonorm's own loop does; a loop of your own calls it before each step.
+
+    Raises:
+        UserError: the step is no whole number of at least 0, which stands for the time before training.
     """
+    check_count("step", step, 0)
     for module in model.modules():
         if isinstance(module, Branch) and module.period is not None:
             module.training_step.fill_(step)

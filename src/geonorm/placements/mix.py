@@ -34,7 +34,7 @@ class Mix(Placement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.share <= 1:
+        if type(self.share) not in (int, float) or not 0 <= self.share <= 1:
             raise UserError(f"`share` must lie in 0..1, got {self.share}")
         if self.layers is not None:
             if not isinstance(self.layers, (list, tuple)) or not self.layers:
@@ -116,6 +116,8 @@ class Mix(Placement):
 def _parsed(text: str) -> Placement:
     from geonorm.placements.registry import parse  # The table holds this file's class too.
 
+    if not isinstance(text, str):
+        raise UserError(f"a mixture takes placements as the command line writes them, such as 'pre', got {text!r}")
     return parse(text)
 
 

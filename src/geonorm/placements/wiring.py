@@ -22,6 +22,9 @@ from geonorm.placements.base import (
 from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.placements.registry import create
 
+HEAD_PLACES = ("query", "key", "value", "heads")
+PLACES = (*HEAD_PLACES, "mlp_input", "mlp_up", "head")
+
 
 class WiredConnection(nn.Module):
     """A connection together with the norms it uses: ``forward(stream, sublayer) -> stream``."""
@@ -98,8 +101,15 @@ class Wiring(nn.Module):
 
         Returns:
             The module; for most placements one that changes nothing.
+
+        Raises:
+            UserError: unknown place, or a size that is not a positive whole number.
         """
-        made = self.placement.inside(place, size, self.dim, head_dim)
+        if place not in PLACES:
+            raise unknown("place", place, PLACES)
+        made = self.placement.inside(place, check_count("size", size), self.dim, head_dim)
+        if made is not None and place in HEAD_PLACES:
+            check_count("head_dim", head_dim)
         return made or (UnchangedHeads() if place == "heads" else nn.Identity())
 
     @torch.no_grad()
@@ -121,11 +131,13 @@ class Wiring(nn.Module):
         ``layer``, counted from 1, is asked for by mixtures, whose layers have rules of their own.
 
         Raises:
-            UserError: unknown role.
+            UserError: unknown role, or a layer that the model does not have.
         """
         if role not in WEIGHT_ROLES:
             raise unknown("role", role, WEIGHT_ROLES)
-        placement = self.placement if layer is None else self.placement.at(layer, self.num_layers)
+        placement = self.placement
+        if layer is not None:
+            placement = placement.at(Site(layer, "attention", self.num_layers).layer, self.num_layers)
         rule = placement.init_rule(role, self.num_layers)
         return self.normalize_(weight.normal_(0.0, rule.std(weight.shape, base_std(self.dim))), role)
 
