@@ -64,7 +64,7 @@ class SlerpConnection(Connection):
         self.alpha = alpha
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
-        """Return the point at ``alpha`` times the angle; a zero row, and one whose output is zero or along it, stays."""
+        """Return the point at ``alpha`` times the angle; a zero row and one with no output across it stay."""
         update = sublayer(stream)
         dtype = torch.promote_types(torch.promote_types(stream.dtype, update.dtype), torch.float32)
         x, u = stream.to(dtype), update.to(dtype)
