@@ -15,10 +15,10 @@ from torch import nn
 
 from geonorm import geometry, placements
 from geonorm.placements import Placement, Wiring, create, unit_rms
-from placement_table import NAMES, TABLE, Recorder, every_placement, rms, split, wired
+from placement_table import NAMES, OUTSIDE, TABLE, Recorder, every_placement, rms, split, wired
 from tolerances import EPS, SAME_64, step_bound, worst
 
-INFRASTRUCTURE = {"base", "registry", "wiring"}
+INFRASTRUCTURE = {"base", "connection", "norm_kinds", "registry", "wiring"}
 
 
 def unregistered(modules: Iterable[types.ModuleType], registered: Iterable[type]) -> list[str]:
@@ -43,7 +43,7 @@ def placement_modules() -> list[types.ModuleType]:
 def test_every_placement_has_a_row_in_this_table_and_in_the_registry():
     assert set(NAMES) == set(TABLE), "a placement needs a row in TABLE: its formula, written independently"
     assert unregistered(placement_modules(), placements.REGISTRY.values()) == []
-    assert len(placement_modules()) == len(NAMES)
+    assert len(placement_modules()) == len(NAMES) + len(OUTSIDE)
     assert all(kind.name == name for name, kind in placements.REGISTRY.items())
 
 
