@@ -133,7 +133,7 @@ MISTAKES = {
     "none": (lambda: create(None), "unknown placement None"),
     "list": (lambda: create(["pre"]), "unknown placement"),
     "option": (lambda: create("geonorm", alhpa=1), "option of placement 'geonorm' 'alhpa'; did you mean 'alpha'"),
-    "foreign option": (lambda: create("pre", alpha=1), r"placement 'pre' 'alpha' \(known: entry_skip, gain, .*"),
+    "foreign option": (lambda: create("pre", alpha=1), r"placement 'pre' 'alpha' \(known: entry_skip.*normalize_entry"),
     "alpha": (lambda: create("geonorm", alpha=-1), "`alpha` must be positive, got -1"),
     "alpha text": (lambda: create("geonorm", alpha="big"), "`alpha` must be a positive number, got 'big'"),
     "decay": (lambda: create("geonorm", decay="harmony"), "unknown decay 'harmony'; did you mean 'harmonic'"),
@@ -174,7 +174,7 @@ MIXED = "a mixture takes placements"
 MISTAKES |= {
     "gain": (lambda: create("pre", gain="chanel"), "unknown gain 'chanel'; did you mean 'channel'"),
     "gain list": (lambda: create("pre", gain=["scalar"]), "unknown gain"),
-    "gain of an angle": (lambda: create("slerp", gain="channel"), "adds an angle, one number a token, .*gain=scalar"),
+    "gain of an angle": (lambda: create("slerp", gain="channel"), "multiplies an angle, one a row: take gain=scalar"),
     "gain start": (lambda: create("pre", gain="scalar", gain_start="a"), "`gain_start` must be a finite number, got"),
     "gain start none": (lambda: create("pre", gain="scalar", gain_start=None), "finite number, got None"),
     "gain start nan": (lambda: create("pre", gain="scalar", gain_start=np.nan), "finite number, got nan"),

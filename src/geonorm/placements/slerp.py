@@ -37,13 +37,13 @@ class Slerp(Placement):
     def __post_init__(self) -> None:
         super().__post_init__()
         step_sizes(self.decay, self.alpha, 1)
+        if self.gain == "channel":
+            raise UserError("placement 'slerp' multiplies an angle, one a row: take gain=scalar")
         if self.alpha > 1:
             raise UserError(f"`alpha` is a part of the way and must be at most 1, got {self.alpha}")
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
 
-        if self.gain == "channel":
-            raise UserError("placement 'slerp' adds an angle, one number a token, which takes gain=scalar alone")
 
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius sqrt(d)."""
