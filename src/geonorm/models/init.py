@@ -122,6 +122,9 @@ def init_report(model: nn.Module) -> list[InitRow]:
     for name, parameter in model.named_parameters():
         for part in _views(model, adapter, name, parameter):
             expected = _expected_std(model, placement, name, part)
+            if (axis := placement.weight_axes.get(part.role)) is not None:
+                # Of rows or columns brought to length 1, whatever they were drawn with.
+                expected = 1 / math.sqrt(part.shape[axis])
             value = part.view.detach().double()
             std = value.std(correction=0).item() if value.numel() else math.nan
             label = f"{name}[{part.label}]" if part.label else name

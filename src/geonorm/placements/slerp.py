@@ -44,7 +44,6 @@ class Slerp(Placement):
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
 
-
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius sqrt(d)."""
         return unit_rms(h)
