@@ -46,6 +46,18 @@ DROPOUT = {
 }
 FAMILIES = list(SPECIAL)
 PLACEMENTS = available()
+# Each check in each family takes minutes in all: these in every family, the newer ones in those that are quick.
+CHECKED = ["geonorm", "pre", "post", "deepnorm", "sandwich", "output", "parallel"]
+NEWER = [name for name in PLACEMENTS if name not in CHECKED]
+# Families that keep in one weight what a placement works on by itself; docs/families.md has the same table.
+REFUSED = {
+    "hybrid": (["gpt2", "gpt_neox", "gpt_neox sequential", "phi3"], "query, key, value"),
+    "ngpt": (["phi3"], "mlp_input, mlp_up"),
+}
+
+
+def is_refused(family: str, placement: str) -> bool:
+    return family in REFUSED.get(placement, ([], ""))[0]
 
 
 def adapter_of(family: str):

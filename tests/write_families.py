@@ -16,13 +16,11 @@ import torch
 import transformers
 
 from family_checks import CHECKS
-from family_models import FAMILIES, adapter_of, prompts, stock_model
+from family_models import CHECKED, FAMILIES, adapter_of, prompts, stock_model
 from geonorm import UserError
 from geonorm.models import rewire, stock_placement
 from geonorm.placements import available
 
-# The table of checks has these; each takes minutes.
-CHECKED = ("geonorm", "pre", "post", "deepnorm", "sandwich", "output", "parallel")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 INTRODUCTION = """# Families of models
 

@@ -43,11 +43,14 @@ class Mix(Placement):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                     raise UserError(f"`layers` gives the placement of every layer; leave `{name}` out")
             object.__setattr__(self, "layers", tuple(self.layers))
-        for part in self._parts():
+        # Once: every forward pass asks for them, and torch.compile cannot trace how options are read.
+        parts = tuple(_parsed(text) for text in (self.layers or (self.first, self.rest)))
+        for part in parts:
             _check(part)
+        object.__setattr__(self, "_made", parts)
 
-    def _parts(self) -> list[Placement]:
-        return [_parsed(text) for text in (self.layers or (self.first, self.rest))]
+    def _parts(self) -> tuple[Placement, ...]:
+        return vars(self)["_made"]
 
     def at(self, layer: int, num_layers: int) -> Placement:
         """The placement that rules in one layer, counted from 1.
@@ -56,10 +59,10 @@ class Mix(Placement):
             UserError: ``layers`` is for another number of layers.
         """
         if self.layers is None:
-            return _parsed(self.first if layer <= self._num_first(num_layers) else self.rest)
+            return self._parts()[layer > self._num_first(num_layers)]
         if len(self.layers) != num_layers:
             raise UserError(f"`layers` names {len(self.layers)} placements, but the model has {num_layers} layers")
-        return _parsed(self.layers[layer - 1])
+        return self._parts()[layer - 1]
 
     def _num_first(self, num_layers: int) -> int:
         rounded = round(self.share * num_layers)
