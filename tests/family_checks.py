@@ -16,16 +16,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, T
 from family_models import VOCABULARY, adapter_of, moved, prompts, rewired_model, stock_config, stock_model
 from geonorm import UserError
 from geonorm.models import base_model, current_placement, init_report, init_weights, rewire, stock_placement
-from geonorm.placements import create
+from geonorm.placements import Wiring, create
 from geonorm.placements.base import WEIGHT_ROLES
 from tolerances import EPS, SAME_LOGITS
 
 # A learnable step size is a parameter that is no weight; every other option is on its default.
 OPTIONS = {"geonorm": {"learnable": True, "decay": "sqrt"}}
-SCALED_LOGITS = ("ngpt",)
 FIRST_QUERY = r"\.0\.attention_connection\.query\.weight$"
-# Rows a token has between the two layers where it is not one.
-ROWS = {"resi_dual": 2, "siamese": 2, "hyper": 4, "mhc": 4, "attnres": 3}
 
 
 def make(family, placement, seed=0, **changes):
@@ -98,7 +95,7 @@ def configuration(family, placement, folder):
     for tied in (False, True):
         model, added = make(family, placement, tie_word_embeddings=tied), 3
         old = model.get_input_embeddings().weight.detach().clone()
-        if placement in SCALED_LOGITS:
+        if create(placement).inside("head", VOCABULARY, 32, 0) is not None:
             with pytest.raises(UserError, match="has a scale for each token; choose the vocabulary before rewiring"):
                 model.resize_token_embeddings(VOCABULARY + added)
             added = 0
@@ -184,8 +181,12 @@ def recorded(family, placement, folder):
     model, ids = make(family, placement), prompts(2, 9)
     model.set_attn_implementation("eager")
     out = model(ids, output_hidden_states=True, output_attentions=True)
-    between = (2, 9, ROWS[placement], 32) if placement in ROWS else (2, 9, 32)
-    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 9, 32), between, (2, 9, 32)]
+    wiring = Wiring(placement, 32, 2)
+    stream = wiring.enter(torch.zeros(2, 9, 32))
+    for connection in wiring.connections[:2]:
+        stream = connection(stream, torch.zeros_like)
+    # Between layers the stream, which may have several rows a token.
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 9, 32), tuple(stream.shape), (2, 9, 32)]
     assert [tuple(weights.shape) for weights in out.attentions] == [(2, 4, 9, 9)] * 2
     model.train()
 

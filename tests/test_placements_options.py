@@ -13,7 +13,7 @@ from placement_table import NAMES, TABLE, Recorder, every_placement, parameters_
 from tolerances import SAME_64, worst
 
 SINGLE = [name for name in NAMES if create(name).single_stream]
-WITH_NORMS = [name for name in NAMES if name != "ngpt"]
+WITH_NORMS = [name for name in NAMES if create(name).norms or create(name).final_norm]
 
 
 def gains(name):

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from family_models import FAMILIES, NEWER, PLACEMENTS, adapter_of, is_refused, prompts, rewired_model, stock_model
+from geonorm.inspection.probe import recorded_angles
 from geonorm.models import blocks, init_report, init_weights, normalize_weights, rewire
 from geonorm.placements import Learned, create, set_training_step
 from geonorm.placements.norm_kinds import NORM_KINDS
@@ -23,8 +24,7 @@ every_unit_family = pytest.mark.parametrize("family", UNIT_FAMILIES)
 def with_options(placement):
     options = {"gain": "scalar", "warm_depth": 3}
     options |= {"entry_skip": True} if create(placement).single_stream else {}
-    options |= {"norm": "dyt"} if placement != "ngpt" else {}
-    return options
+    return options | ({"norm": "dyt"} if create(placement).norms or create(placement).final_norm else {})
 
 
 # --- compiled -------------------------------------------------------------------------------------------------------
@@ -210,6 +210,18 @@ def test_the_step_of_a_warm_up_is_saved_and_0_where_a_checkpoint_has_none(tmp_pa
     set_training_step(model, 100)
     ids = prompts(1, 5)
     assert torch.equal(model.eval()(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_angles_of_a_rewired_model_with_every_option_are_found(placement):
+    """Of the points before and after each sub-layer, the one within a layer beside its entry too."""
+    model = rewired_model("llama", placement, options=with_options(placement))
+    set_training_step(model, 10)
+    with recorded_angles(model) as angles:
+        model(prompts(2, 9))
+    found = torch.tensor([angles["attention"], angles["mlp"]])
+    assert found.shape == (2, 2)
+    assert bool((found > 0).all())
 
 
 @pytest.mark.parametrize("placement", NEWER)

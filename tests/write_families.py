@@ -79,6 +79,10 @@ Norms on query and key (`qwen3`, `gemma3_text`, `olmo2`) belong to attention and
 its own after the projection and so before them, `ngpt` brings queries and keys to length 1 after them and after
 rotation. `ngpt` keeps biases where a family has them; its paper has none. `mix` refuses some placements as parts of it,
 in any family ([placements.md](placements.md#all-of-them)).
+
+An adapter of peft on a projection that has a module after it (`hybrid`: query, key, value; `ngpt`: the MLP's inputs
+and the head) is added after that module. It trains, is saved and is loaded so; merged into the weight it would come
+before the module and give other logits, so do not merge adapters on these projections.
 """
 
 
