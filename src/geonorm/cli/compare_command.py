@@ -53,7 +53,7 @@ class Compare:
     jobs: Annotated[_Jobs, Count()] = None
     """Trials side by side"""
     ranks_per_trial: Annotated[_Ranks, Count()] = None
-    """Processes that train a trial together, on one machine; parallel=fsdp cuts the model up"""
+    """Processes that train a trial together, with ray on as few machines as hold them; parallel=fsdp cuts it up"""
     executor: Literal["local", "ray"] = "local"
     """local: processes on this machine; ray: tasks on a Ray cluster whose machines share the folders"""
     address: Annotated[str | None, arg("HOST:PORT|auto", "one of its own on this machine")] = None
@@ -115,7 +115,7 @@ def axes_of(options: Compare) -> dict[str, Any]:
 
 def _ray(options: Compare) -> tuple[Any, int]:
     """Options of the Ray cluster, None for this machine alone, and the ranks of a trial."""
-    from geonorm.sweep.on_ray import RayOptions
+    from geonorm.sweep.ray_ranks import RayOptions
 
     if options.executor == "local":
         for name in ("address", "cpus_per_trial", "gpus_per_trial", "retries"):
