@@ -16,7 +16,7 @@ from geonorm import UserError
 from geonorm.cli import main
 from geonorm.data import Windows
 from geonorm.models import ModelShape, build_model
-from geonorm.training import run as running
+from geonorm.training import rank_run as running
 from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
