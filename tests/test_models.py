@@ -1,9 +1,8 @@
-"""Rewired Llama models: wiring, saving, generating, drawing of weights."""
+"""Rewired Llama models: wiring, saving, generating."""
 
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -11,60 +10,15 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from geonorm import UserError
-from geonorm.models import blocks, init_report, init_weights, load_stock, rewire, supported_families
+from geonorm.models import blocks, load_stock, rewire, supported_families
 from geonorm.models.families import GeonormLlamaConfig, GeonormLlamaForCausalLM, GeonormLlamaModel
-from geonorm.placements import available, base_std, create
-from geonorm.placements.base import WEIGHT_ROLES
-
-VARIANTS = {
-    **{name: (name, {}) for name in available()},
-    "geonorm learnable": ("geonorm", {"learnable": True, "decay": "sqrt", "normalize_update": True}),
-    "geonorm cayley": ("geonorm", {"retraction": "cayley", "per": "sublayer", "max_angle": None}),
-    "geonorm limit first": ("geonorm", {"max_update_angle": 0.5, "learnable_angle": True, "max_angle": 0.6}),
-    "geonorm step by step": ("geonorm", {"alphas": [0.9, 0.4, 0.7, 0.2, 0.5, 0.1]}),
-    "pre normalised entry": ("pre", {"normalize_entry": True}),
-}
-
-
-def stock_config(**changes) -> LlamaConfig:
-    settings = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 61,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    return LlamaConfig(**{**settings, **changes})
-
-
-def stock_model(seed: int = 0, **changes) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(stock_config(**changes)).eval()
-
-
-def rewired(variant: str, seed: int = 0, **changes) -> GeonormLlamaForCausalLM:
-    """A rewired model whose every parameter, gains and step sizes included, is off its initial value."""
-    name, options = VARIANTS[variant]
-    model = rewire(stock_model(seed, **changes), name, init=True, **options)
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+from geonorm.placements import create
+from llama_variants import VARIANTS, plain_settings, rewired, stock_config, stock_model
 
 
 @pytest.fixture
 def ids() -> torch.Tensor:
     return torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
-
-
-def plain_settings(config: LlamaConfig) -> dict:
-    skipped = ("model_type", "architectures", "transformers_version", "dtype")
-    return {key: value for key, value in config.to_dict().items() if key not in skipped}
 
 
 def test_rewiring_to_the_stock_placement_changes_no_bit(ids):
@@ -200,17 +154,6 @@ def test_stock_checkpoint_loads_into_other_placements_and_says_what_had_no_place
             assert torch.equal(weights[key], torch.ones(32)), key
 
 
-def test_weights_missing_from_a_checkpoint_follow_the_init_policy(tmp_path):
-    model = rewire(stock_model(), "deepnorm", init=True)
-    state = {k: v for k, v in model.state_dict().items() if "v_proj" not in k}
-    model.save_pretrained(tmp_path, state_dict=state)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert len(info["missing_keys"]) == 3
-    expected = create("deepnorm").init_rule("value", 3).std((16, 32), 0.0)
-    drawn = torch.cat([block.self_attn.v_proj.weight.flatten() for block in blocks(loaded)])
-    assert drawn.std().item() == pytest.approx(expected, rel=3 / math.sqrt(2 * drawn.numel()))
-
-
 def test_only_the_rewired_model_changes(ids):
     config = stock_config()
     torch.manual_seed(0)
@@ -285,49 +228,6 @@ def test_headless_model(ids):
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "alphas" not in VARIANTS[variant][1]])
-@pytest.mark.parametrize("tied", [False, True])
-def test_every_weight_is_drawn_by_its_rule(variant, tied):
-    name, options = VARIANTS[variant]
-    config = GeonormLlamaConfig(
-        **plain_settings(stock_config(hidden_size=64, num_hidden_layers=2, tie_word_embeddings=tied)),
-        placement=name,
-        placement_options=options,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    rows = init_report(model)
-    assert [row.name for row in rows] == [parameter_name for parameter_name, _ in model.named_parameters()]
-    assert sum(row.role in WEIGHT_ROLES for row in rows) == 7 * 2 + (1 if tied else 2)
-    for row in rows:
-        if row.role in WEIGHT_ROLES:
-            size = math.prod(row.shape)
-            assert row.std == pytest.approx(row.expected_std, rel=4 / math.sqrt(2 * size)), row
-            assert abs(row.mean) < 5 * row.expected_std / math.sqrt(size), row
-        elif row.role == "norm":
-            assert (row.std, row.mean) == (0.0, 1.0), row
-    if options.get("learnable"):
-        steps = [block.attention_connection.alpha.item() for block in blocks(model)]
-        assert steps == pytest.approx([1.0, 1 / math.sqrt(2)])
-
-
-@pytest.mark.parametrize("start", ["stock", "rewired"])
-def test_weights_from_a_checkpoint_can_be_drawn_anew(start, tmp_path):
-    if start == "stock":
-        stock_model(hidden_size=64).save_pretrained(tmp_path)
-        model = rewire(LlamaForCausalLM.from_pretrained(tmp_path), "deepnorm", init=True)
-    else:
-        rewired("geonorm learnable", hidden_size=64).save_pretrained(tmp_path)
-        model = init_weights(AutoModelForCausalLM.from_pretrained(tmp_path))
-    for row in init_report(model):
-        if row.role in WEIGHT_ROLES:
-            assert row.std == pytest.approx(row.expected_std, rel=4 / math.sqrt(2 * math.prod(row.shape))), row
-        elif row.role == "norm":
-            assert (row.std, row.mean) == (0.0, 1.0), row
-    if start == "rewired":
-        assert blocks(model)[0].attention_connection.alpha.item() == pytest.approx(1.0)
-
-
 def test_bfloat16_model_survives_reload_and_keeps_one_dtype(ids, tmp_path):
     name, options = VARIANTS["geonorm learnable"]
     model = rewire(stock_model().to(torch.bfloat16), name, **options)
@@ -340,49 +240,6 @@ def test_bfloat16_model_survives_reload_and_keeps_one_dtype(ids, tmp_path):
         assert torch.equal(loaded.state_dict()[key], value), key
     assert torch.isfinite(loaded(ids).logits).all()
     assert {p.dtype for p in rewire(stock_model().to(torch.bfloat16), "sandwich").parameters()} == {torch.bfloat16}
-
-
-def test_base_std_follows_the_width():
-    assert base_std(768) == 0.02
-    model = AutoModelForCausalLM.from_config(
-        GeonormLlamaConfig(**{**plain_settings(stock_config()), "initializer_range": 0.01}, placement="post")
-    )
-    report = {row.name: row for row in init_report(model)}
-    assert report["model.layers.0.mlp.up_proj.weight"].expected_std == pytest.approx(0.01 * math.sqrt(768 / 32))
-
-
-def test_deepnorm_of_twelve_layers_through_from_config():
-    settings = {**plain_settings(stock_config(num_hidden_layers=12, num_key_value_heads=4))}
-    model = AutoModelForCausalLM.from_config(GeonormLlamaConfig(**settings, placement="deepnorm"))
-    layers = blocks(model)
-    assert layers[0].attention_connection.alpha == pytest.approx(2.2134, abs=5e-5)
-
-    def pooled(part: str) -> float:
-        return torch.cat([layer.get_submodule(part).weight.flatten() for layer in layers]).std().item()
-
-    assert pooled("self_attn.v_proj") / pooled("self_attn.q_proj") == pytest.approx(0.3195, rel=0.03)
-    assert pooled("self_attn.o_proj") / pooled("self_attn.k_proj") == pytest.approx(0.3195, rel=0.03)
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        assert pooled(f"mlp.{part}") == pytest.approx(0.3195 * math.sqrt(2 / (32 + 48)), rel=0.03)
-
-
-def test_one_seed_gives_every_placement_the_same_draws_up_to_scale():
-    reference = None
-    for name in available():
-        model = rewire(stock_model(), name)
-        torch.manual_seed(7)
-        init_weights(model)
-        draws = {row.name: row.expected_std for row in init_report(model) if row.expected_std}
-        unit = {key: model.get_parameter(key).detach() / std for key, std in draws.items()}
-        reference = reference or unit
-        assert unit.keys() == reference.keys()
-        for key, value in unit.items():
-            torch.testing.assert_close(value, reference[key], rtol=1e-5, atol=1e-6)
-
-
-def test_init_report_of_a_stock_model_says_what_to_do():
-    with pytest.raises(UserError, match=r"is a stock model; call geonorm\.models\.rewire"):
-        init_report(stock_model())
 
 
 def test_resized_and_tied_vocabulary_survives_reload(ids, tmp_path):
