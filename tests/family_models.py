@@ -45,7 +45,10 @@ DROPOUT = {
     "gpt_neox": ("hidden_dropout", "attention_dropout"),
 }
 FAMILIES = list(SPECIAL)
-PLACEMENTS = available()
+# Those that every family is checked in; the newer ones have tests of their own.
+PLACEMENTS = [
+    name for name in available() if name in ("geonorm", "pre", "post", "deepnorm", "sandwich", "output", "parallel")
+]
 
 
 def adapter_of(family: str):
