@@ -1,4 +1,4 @@
-"""Placements in use: init, a small model that trains, options and names, and what users get wrong."""
+"""Options and names of placements, and what users get wrong."""
 
 from __future__ import annotations
 
@@ -6,150 +6,14 @@ import dataclasses
 import enum
 import fractions
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from geonorm import UserError, placements
-from geonorm.placements import Site, Wiring, base_std, create, parse
-from placement_table import DEEP_ALPHA, DEEP_BETA, NAMES, SITE, TABLE, every_placement, wired
-from tolerances import EPS, worst
-
-# --- init -----------------------------------------------------------------------------------------------------------
-
-
-@every_placement
-def test_init_gains_by_role_at_twelve_layers(name):
-    placement = create(name)
-    for role, (kind, gain) in TABLE[name].gains_at_init.items():
-        rule = placement.init_rule(role, 12)
-        assert (rule.kind, rule.gain) == (kind, pytest.approx(gain, abs=1e-5)), role
-    for role in ("embedding", "head"):
-        assert placement.init_rule(role, 12) == placements.InitRule()
-
-
-def test_deepnorm_constants_at_twelve_layers():
-    placement = create("deepnorm")
-    assert round(placement.alpha(12), 4) == 2.2134
-    assert round(placement.beta(12), 4) == 0.3195
-    assert wired("deepnorm", 8, torch.float32).connection.alpha == pytest.approx(DEEP_ALPHA, abs=1e-5)
-
-
-@every_placement
-def test_init_draws_what_the_rule_says(name):
-    dim, layers = 256, 12
-    wiring = Wiring(name, dim, layers)
-    for role, (kind, gain) in {
-        **TABLE[name].gains_at_init,
-        "embedding": ("normal", 1.0),
-        "head": ("normal", 1.0),
-    }.items():
-        shape = (4 * dim, dim) if role in ("mlp_input", "mlp_up") else (dim, dim)
-        weight = torch.nn.Parameter(torch.full(shape, math.nan))
-        assert wiring.init_(weight, role) is weight
-        std = 0.02 * math.sqrt(768 / dim) if kind == "normal" else math.sqrt(2 / sum(shape))
-        # The standard error of a standard deviation over n draws is 1/sqrt(2n): five of them.
-        assert float(weight.detach().std()) == pytest.approx(gain * std, rel=5 / math.sqrt(2 * weight.numel()))
-        assert abs(float(weight.detach().mean())) <= 5 * gain * std / math.sqrt(weight.numel())
-
-
-def test_deepnorm_value_over_query_is_beta():
-    wiring = Wiring("deepnorm", 256, 12)
-    value, query = (wiring.init_(torch.empty(256, 256), role).std() for role in ("value", "query"))
-    assert float(value / query) == pytest.approx(DEEP_BETA, rel=0.03)
-
-
-def test_base_std_follows_the_width():
-    assert base_std(768) == 0.02
-    assert base_std(192) == pytest.approx(0.04)
-    assert base_std(128) == pytest.approx(0.05, rel=0.03)
-
-
-# --- in a model -----------------------------------------------------------------------------------------------------
-
-
-class TinyModel(nn.Module):
-    """Embedding, two layers of two linear sub-layers, head: the shape of a language model without the attention."""
-
-    def __init__(self, placement, **options):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20, bias=False)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4))
-        self.wiring = Wiring(placement, 16, 2, **options)
-        for layer in self.layers:
-            self.wiring.init_(layer[0].weight, "mlp_input")
-            self.wiring.init_(layer[2].weight, "mlp_output")
-        self.wiring.init_(self.embedding.weight, "embedding")
-        self.wiring.init_(self.head.weight, "head")
-
-    def forward(self, tokens):
-        stream = self.wiring.enter(self.embedding(tokens))
-        for connection, layer in zip(self.wiring.connections, self.layers, strict=True):
-            stream = connection(stream, layer)
-        return self.head(self.wiring.exit(stream))
-
-
-VARIANTS = [
-    *NAMES,
-    "geonorm:learnable=true",
-    "geonorm:max_update_angle=0.7,learnable_angle=true",
-    "geonorm:normalize_update=true,retraction=cayley,max_angle=none",
-    "geonorm:retraction=1.5,decay=none,per=sublayer",
-    "pre:normalize_entry=true",
-]
-
-
-@pytest.mark.parametrize("text", VARIANTS)
-def test_a_small_model_trains(text):
-    model = TinyModel(parse(text))
-    tokens = torch.randint(0, 20, (8, 10))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (tokens * 7 % 20).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-        assert all(bool(p.grad.any()) for p in model.parameters())
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[0] < 1.5 * math.log(20)
-    assert losses[-1] < 0.7 * losses[0]
-
-
-@pytest.mark.parametrize("text", [text for text in VARIANTS if text.startswith("geonorm")])
-def test_the_stream_of_geonorm_stays_on_its_sphere(text):
-    model = TinyModel(parse(text)).bfloat16()
-    stream = model.wiring.enter(model.embedding(torch.arange(20)))
-    for connection, layer in zip(model.wiring.connections, model.layers, strict=True):
-        stream = connection(stream, layer)
-        length = stream.double().norm(dim=-1) / 4
-        assert worst(length.detach(), torch.ones(20)) <= EPS[torch.bfloat16]
-
-
-def test_wiring_takes_other_norms_and_shares_nothing():
-    wiring = Wiring("sandwich", 8, 2, norm=nn.LayerNorm)
-    norms = [module for module in wiring.modules() if isinstance(module, nn.LayerNorm)]
-    assert len(norms) == len({id(norm) for norm in norms}) == 4 * 2 + 1
-    assert len({p.data_ptr() for p in wiring.parameters()}) == len(list(wiring.parameters()))
-
-
-@every_placement
-def test_connections_compose_with_autocast(name):
-    wiring, layer = Wiring(name, 16, 2), nn.Linear(16, 16)
-    h = torch.randn(3, 5, 16, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        stream = wiring.enter(h)
-        for connection in wiring.connections:
-            stream = connection(stream, layer)
-        out = wiring.exit(stream)
-    assert out.dtype == torch.float32
-    out.square().sum().backward()
-    assert bool(h.grad.isfinite().all())
-
+from geonorm import UserError
+from geonorm.placements import Site, Wiring, create, parse, set_training_step
+from placement_table import NAMES, SITE, every_placement
 
 # --- options and names ----------------------------------------------------------------------------------------------
 
@@ -160,7 +24,7 @@ def test_options_round_trip(name):
     assert create(name, **default.options()) == default == create(default)
     assert default.changed_options() == {}
     assert default.label() == name
-    assert repr(create(name).connection(SITE))
+    assert repr(create(name).connect(dataclasses.replace(SITE, dim=8)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         default.name2 = 1
 
@@ -203,15 +67,20 @@ def other_values(value):
     if isinstance(value, float):
         kinds = [np.float16, np.float32, np.float64, np.longdouble, torch.tensor, np.array, fractions.Fraction]
         return [kind(value) for kind in kinds] + [torch.tensor(value, dtype=torch.bfloat16, requires_grad=True)]
+    if isinstance(value, int):
+        return [np.int64(value), np.uint8(value), np.array(value), torch.tensor(value)]
     if isinstance(value, str):
         return [np.str_(value), np.array(value)]
+    if isinstance(value, list) and isinstance(value[0], str):
+        return [tuple(value), np.array(value), [np.str_(item) for item in value]]
     if isinstance(value, list):
         return [tuple(value), np.array(value), torch.tensor(value), [np.float32(item) for item in value]]
     return [value]
 
 
 # Values that every type above holds exactly.
-CHANGED = {"alpha": 0.5, "decay": "sqrt", "per": "sublayer", "retraction": "cayley", "max_angle": 0.75}
+CHANGED = {"alpha": 0.5, "decay": "sqrt", "per": "sublayer", "retraction": "cayley", "max_angle": 0.75, "rate": 0.125}
+CHANGED |= {"warm_depth": 7, "norm": "dyt"}
 
 
 @every_placement
@@ -225,6 +94,12 @@ def test_every_option_becomes_a_plain_value_at_the_door(name, door):
     tried = {**create(name).options(), **{key: CHANGED[key] for key in CHANGED if key in create(name).options()}}
     if "alphas" in tried:
         tried["alphas"] = [0.5, 0.25, 1.0, 2.0]
+    if "layers" in tried:
+        tried["layers"] = ["sandwich", "lns"]
+    if name == "ngpt":
+        del tried["norm"]
+    if not create(name).single_stream:
+        del tried["entry_skip"]
     for option, value in tried.items():
         for other in other_values(not value if isinstance(value, bool) else value):
             expected = not value if isinstance(value, bool) else value
@@ -232,7 +107,7 @@ def test_every_option_becomes_a_plain_value_at_the_door(name, door):
             assert found == expected, (option, other)
             assert type(found) is type(expected), (option, other)
             assert isinstance(json.dumps(found), str)
-            assert not isinstance(found, list) or {type(item) for item in found} == {float}
+            assert not isinstance(found, list) or {type(item) for item in found} == {type(value[0])}
 
 
 def test_whole_numbers_become_floating_point_ones_and_enumerations_text():
@@ -255,7 +130,6 @@ MISTAKES = {
     "flag": (lambda: create("deepnorm", beta_on_up="no"), "`beta_on_up` of placement 'deepnorm' must be true or false"),
     "array for a name": (lambda: create(np.array(["pre", "post"])), "unknown placement"),
     "name": (lambda: create("sandwitch"), "unknown placement 'sandwitch'; did you mean 'sandwich'.*: attnres"),
-    "gain of an angle": (lambda: create("slerp", gain="channel"), "multiplies an angle, one a row: take gain=scalar"),
     "none": (lambda: create(None), "unknown placement None"),
     "list": (lambda: create(["pre"]), "unknown placement"),
     "option": (lambda: create("geonorm", alhpa=1), "option of placement 'geonorm' 'alhpa'; did you mean 'alpha'"),
@@ -277,7 +151,7 @@ MISTAKES = {
             f"`normalize_entry` of placement '{name}' must be true or false, got 'no'",
         )
         for name in NAMES
-        if name != "geonorm"
+        if "normalize_entry" in create(name).options()
     },
     "parse name": (lambda: parse("geonom"), "unknown placement 'geonom'; did you mean 'geonorm'"),
     "parse nothing": (lambda: parse(""), "unknown placement ''"),
@@ -293,6 +167,71 @@ MISTAKES = {
     "width": (lambda: Wiring("pre", 8.0, 2), "`dim` must be a whole number of at least 1, got 8.0"),
     "role": (lambda: Wiring("pre", 8, 2).init_(torch.empty(8, 8), "vale"), "unknown role 'vale'; did you mean 'value'"),
     "xavier": (lambda: Wiring("deepnorm", 8, 2).init_(torch.empty(8), "value"), r"shape \[out, in\], got \(8,\)"),
+}  # fmt: skip
+
+
+MIXED = "a mixture takes placements"
+MISTAKES |= {
+    "gain": (lambda: create("pre", gain="chanel"), "unknown gain 'chanel'; did you mean 'channel'"),
+    "gain list": (lambda: create("pre", gain=["scalar"]), "unknown gain"),
+    "gain of an angle": (lambda: create("slerp", gain="channel"), "multiplies an angle, one a row: take gain=scalar"),
+    "gain start": (lambda: create("pre", gain="scalar", gain_start="a"), "`gain_start` must be a finite number, got"),
+    "gain start none": (lambda: create("pre", gain="scalar", gain_start=None), "finite number, got None"),
+    "gain start nan": (lambda: create("pre", gain="scalar", gain_start=np.nan), "finite number, got nan"),
+    "gain start huge": (lambda: create("pre", gain="scalar", gain_start=10**400), "finite number, got 1000"),
+    "start without a gain": (lambda: create("pre", gain_start=0), "start of a gain, and `gain` is none; give gain="),
+    "warm depth": (lambda: create("pre", warm_depth=0), "`warm_depth` must be a whole number of at least 1, got 0"),
+    "warm depth half": (lambda: parse("pre:warm_depth=2.5"), "`warm_depth` must be a whole number .*, got 2.5"),
+    "entry skip": (lambda: create("pre", entry_skip=1), "`entry_skip` of placement 'pre' must be true or false, got 1"),
+    **{
+        f"entry skip {name}": (
+            lambda name=name: create(name, entry_skip=True),
+            f"`entry_skip` needs a stream of one row a token, and placement '{name}' has several",
+        )
+        for name in NAMES
+        if not create(name).single_stream
+    },
+    "norm": (lambda: create("pre", norm="rms"), "unknown norm 'rms'; did you mean 'rmsnorm'"),
+    "norm list": (lambda: create("pre", norm=["dyt"]), "unknown norm"),
+    "norm of a wiring": (lambda: Wiring("pre", 8, 2, norm="rms"), "unknown norm 'rms'; did you mean 'rmsnorm'"),
+    "norm of none": (lambda: create("ngpt", norm="dyt"), "placement 'ngpt' has none; leave it out"),
+    "training step": (
+        lambda: set_training_step(Wiring("pre", 8, 2, warm_depth=3), -1),
+        "`step` must be a whole number of at least 0, got -1",
+    ),
+    "streams": (lambda: create("hyper", streams=1), "`streams` must be at least 2, got 1; .*use placement 'pre'"),
+    "streams half": (lambda: parse("mhc:streams=2.5"), "`streams` must be a whole number of at least 1, got 2.5"),
+    "iterations": (lambda: create("mhc", iterations=0), "`iterations` must be a whole number of at least 1, got 0"),
+    "block size": (lambda: create("attnres", block_size=0), "`block_size` must be a whole number .*, got 0"),
+    "rate": (lambda: create("ngpt", rate=0), "`rate` must be positive, got 0"),
+    "gates": (lambda: create("nag", gates=0), "`gates` must be a whole number of at least 1, got 0"),
+    "beta": (lambda: create("nag", beta=-1), "`beta` must be positive, got -1"),
+    "dual scale": (lambda: create("resi_dual", dual_scale=0), "`dual_scale` must be positive, got 0"),
+    "exit scale": (lambda: create("resi_dual", exit_scale="x"), "`exit_scale` must be a positive number"),
+    "part": (lambda: create("slerp", alpha=2), "`alpha` is a part of the way and must be at most 1, got 2"),
+    "part per": (lambda: create("slerp", per="block"), "`per` must be 'layer' or 'sublayer', got 'block'"),
+    "first pre": (lambda: create("hybrid", first_pre=1), "`first_pre` of placement 'hybrid' must be true"),
+    "share": (lambda: create("mix", share=1.5), r"`share` must lie in 0\.\.1, got 1.5"),
+    "share text": (lambda: create("mix", share="a"), r"`share` must lie in 0\.\.1, got a"),
+    "share flag": (lambda: create("mix", share=True), r"`share` must lie in 0\.\.1, got True"),
+    "mix first": (lambda: create("mix", first=3), f"{MIXED} as the command line writes them, such as 'pre', got 3"),
+    "mix unknown": (lambda: create("mix", rest="prenorm"), "unknown placement 'prenorm'"),
+    "mix of mixtures": (lambda: create("mix", first="mix"), f"{MIXED} with one row .*'mix' does not fit"),
+    **{
+        f"mix of {name}": (lambda name=name: create("mix", rest=name), f"{MIXED} with one row .*'{name}' does not fit")
+        for name in ("resi_dual", "siamese", "hyper", "mhc", "attnres", "ngpt", "hybrid")
+    },
+    "mix of options": (lambda: create("mix", rest="nag:gain=scalar"), "give `gain` to the mixture, not to 'nag' in it"),
+    "mix layers": (lambda: create("mix", layers=[1, 2]), f"{MIXED} as the command line writes them"),
+    "mix no layers": (lambda: create("mix", layers=[]), "`layers` must be a list of placements, one a layer"),
+    "mix text": (lambda: create("mix", layers="pre"), "`layers` must be a list of placements, .*got 'pre'"),
+    "mix both": (lambda: create("mix", layers=["pre"], share=0.5), "`layers` gives .*; leave `share` out"),
+    "mix depth": (lambda: Wiring("mix", 8, 3, layers=["pre"]), "`layers` names 1 placements, but .* has 3"),
+    "mix role": (lambda: Wiring("mix", 8, 3).init_(torch.empty(8, 8), "value"), "for which layer 'value' is drawn"),
+    "mix layer": (lambda: Wiring("mix", 8, 3).init_(torch.empty(8, 8), "value", 4), r"`layer` must lie in 1\.\.3"),
+    "no width": (lambda: create("hyper").connect(Site(1, "mlp", 2)), r"give the width: Site\(\.\.\., dim=768\)"),
+    "place": (lambda: Wiring("ngpt", 8, 3).inside("querry", 8, 8), "unknown place 'querry'; did you mean 'query'"),
+    "head": (lambda: Wiring("hybrid", 8, 3).inside("key", 8), "`head_dim` must be a whole number of at least 1, got 0"),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from geonorm.models.adapter import Adapter, adapter_for, config_placement, is_re
 from geonorm.models.compat import is_from_checkpoint
 from geonorm.models.constraint import normalize_weights
 from geonorm.models.weights import WeightView, unsplit
-from geonorm.placements import Learned, Normal, Placement, base_std
+from geonorm.placements import Learned, Normal, Placement, base_std, set_training_step
 from geonorm.placements.base import WEIGHT_ROLES
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -46,9 +46,9 @@ def init_weights(model: Model) -> Model:
     """Draw every weight of a rewired model anew, in place, from torch's global generator.
 
     Base standard deviation ``initializer_range * sqrt(768 / width)``, times the gain that the placement gives to the
-    weight's role; gains of norms 1, biases 0, parameters of a connection at their start. Draws follow the order of
-    ``named_parameters()``, what a placement learns last, so with one seed every placement starts from the same draws up
-    to their scale.
+    weight's role; gains of norms 1, biases 0, parameters of a connection at their start, a warm-up by depth (option
+    ``warm_depth``) before its first step. Draws follow the order of ``named_parameters()``, what a placement learns
+    last, so with one seed every placement starts from the same draws up to their scale.
 
     Raises:
         UserError: the model is not a rewired one, a parameter has no known role, or one cannot be drawn because it is
@@ -62,6 +62,7 @@ def init_weights(model: Model) -> Model:
         for name, parameter in named:
             init_parameter(model, name, parameter, nn.init)
     normalize_weights(model)
+    set_training_step(model, 0)
     return model
 
 

@@ -20,6 +20,7 @@ from geonorm.models.inside import has_inside
 from geonorm.models.rewiring import install
 from geonorm.models.saving import model_card, write_card
 from geonorm.placements import create
+from geonorm.placements.connection import Branch
 
 
 class RewiredConfigMixin:
@@ -63,6 +64,8 @@ class RewiredModelMixin:
         if any(True for _ in module.buffers(recurse=False)):
             # Buffers that are not saved, such as rotary frequencies, are the stock class's business.
             super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, Branch) and module.period is not None:
+            initialization.zeros_(module.training_step)
         for name, parameter in module.named_parameters(recurse=False):
             init_parameter(self, f"{prefix}.{name}" if prefix else name, parameter, initialization)
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from geonorm.errors import check_count
 from geonorm.placements.base import Connection, Exit, InitRule, Norms, Placement, Role, Site, Sublayer
-from geonorm.placements.connection import Learned
+from geonorm.placements.connection import Learned, as_given
+from geonorm.placements.hyper import weighted_sum
 from geonorm.placements.pre import PreNorm
 
 
@@ -73,8 +74,9 @@ class Query(Learned):
         """Return the sum, weighted by a softmax of ``<w, n(V_i)>``."""
         wide = sources.to(torch.promote_types(sources.dtype, torch.float32))
         keys = functional.rms_norm(wide, wide.shape[-1:], eps=1e-6)
-        weights = torch.softmax(keys @ self.weight.to(wide.dtype), -1)
-        return (weights.unsqueeze(-2).to(sources.dtype) @ sources).squeeze(-2)
+        with as_given(sources):
+            weights = torch.softmax(keys @ self.weight.to(wide.dtype), -1)
+        return weighted_sum(weights, sources)
 
 
 class AttentionConnection(Connection):

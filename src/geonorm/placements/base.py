@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geonorm import geometry
-from geonorm.errors import UserError, check_count, check_positive, unknown
+from geonorm.errors import UserError, check_count, unknown
 from geonorm.placements.connection import Branch, Connection, EntrySkip, Exit, Learned, Norms, Sublayer
 from geonorm.placements.norm_kinds import NORM_KINDS
 
@@ -155,13 +156,13 @@ class Placement:
         check_flag(self, "entry_skip")
         if self.gain not in GAINS:
             raise unknown("gain", self.gain, GAINS)
-        if not math.isfinite(self.gain_start):
-            raise UserError(f"`gain_start` must be finite, got {self.gain_start}")
+        if type(self.gain_start) not in (int, float) or not abs(self.gain_start) <= sys.float_info.max:
+            raise UserError(f"`gain_start` must be a finite number, got {self.gain_start!r}")
         if self.gain == "none" and self.gain_start != 1.0:
             raise UserError("`gain_start` is the start of a gain, and `gain` is none; give gain=scalar or gain=channel")
         if self.warm_depth is not None:
-            check_positive("warm_depth", self.warm_depth)
-        if self.norm is not None and self.norm not in NORM_KINDS:
+            check_count("warm_depth", self.warm_depth)
+        if self.norm is not None and self.norm not in list(NORM_KINDS):
             raise unknown("norm", self.norm, NORM_KINDS)
         if self.entry_skip and not self.single_stream:
             raise UserError(f"`entry_skip` needs a stream of one row a token, and placement {self.name!r} has several")
@@ -237,8 +238,10 @@ class Placement:
 
     def point_of(self, stream: Any) -> Tensor:
         """Return the point ``x`` that a stream made by ``open`` stands for, ``[..., d]``."""
-        # Within a layer a stream may be a tuple, which no entry stands beside.
-        return self.point(stream[..., 0, :] if self.entry_skip else stream)
+        if not self.entry_skip:
+            return self.point(stream)
+        # Within a layer the entry stands beside it in a pair.
+        return self.point(stream[0] if isinstance(stream, tuple) else stream[..., 0, :])
 
     def options(self) -> dict[str, Any]:
         """Every option with its value, JSON-able; ``create(name, **options)`` gives the same placement back."""

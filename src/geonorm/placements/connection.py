@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geonorm.errors import check_count
+
 Sublayer = Callable[[Tensor], Tensor]
 Norms = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -33,6 +35,11 @@ class Learned(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             start = self.initial_value(name)
             parameter.normal_(0.0, start.std) if isinstance(start, Normal) else parameter.fill_(start)
+
+
+def as_given(like: Tensor) -> torch.autocast:
+    """Without autocast, whose bfloat16 products would round the stream: arithmetic in the operands' dtype."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 class Connection(Learned):
@@ -97,7 +104,10 @@ class Branch(Learned):
 
 
 class EntrySkip(Connection):
-    """A connection on a stream that has its entry beside it: ``[..., 2, d]``, x and x_0."""
+    """A connection on a stream that has its entry beside it: ``[..., 2, d]``, x and x_0.
+
+    Within a layer the two are a pair, because x may be one itself there.
+    """
 
     def __init__(self, inner: Connection, mixes: bool) -> None:
         super().__init__()
@@ -109,19 +119,24 @@ class EntrySkip(Connection):
         """The stream as it is, nothing of the entry."""
         return {"stream_scale": 1.0, "entry_scale": 0.0}[name]
 
-    def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
+    def forward(self, stream: Any, sublayer: Sublayer, norms: Norms) -> Any:
         """Mix x with x_0 before a layer, then do what the inner connection does."""
+        if self.stream_scale is None or self.entry_scale is None:
+            x, entry = stream
+            return torch.stack((self.inner(x, sublayer, norms), entry), -2)
         x, entry = stream.unbind(-2)
-        if self.stream_scale is not None and self.entry_scale is not None:
-            x = self.stream_scale * x + self.entry_scale * entry
-        return torch.stack((self.inner(x, sublayer, norms), entry), -2)
+        return self.inner(self.stream_scale * x + self.entry_scale * entry, sublayer, norms), entry
 
 
 def set_training_step(model: nn.Module, step: int) -> None:
     """Tell every connection with a warm-up (option ``warm_depth``) which training step is being taken, counted from 1.
 
     geonorm's own loop does; a loop of your own calls it before each step.
+
+    Raises:
+        UserError: the step is no whole number of at least 0, which stands for the time before training.
     """
+    check_count("step", step, 0)
     for module in model.modules():
         if isinstance(module, Branch) and module.period is not None:
             module.training_step.fill_(step)

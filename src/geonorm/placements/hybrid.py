@@ -17,7 +17,7 @@ from geonorm.placements.base import (
     Sublayer,
     check_flag,
 )
-from geonorm.placements.norm_kinds import RMSNorm
+from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.placements.pre import PreConnection, PreNorm
 
 
@@ -25,8 +25,9 @@ from geonorm.placements.pre import PreConnection, PreNorm
 class HybridNorm(EntryPlacement):
     """``z <- N(x + attention(x))``, ``x <- z + MLP(z)``: attention reads the stream as it is.
 
-    Query, key and value of each head are normalised before any rotation, with one gain a channel of a head. What writes
-    to the stream is drawn scaled by 1/sqrt(2L), as in the authors' configurations.
+    Query, key and value of each head are normalised before any rotation, with one gain a channel of a head; by RMSNorm
+    unless ``norm`` says otherwise. What writes to the stream is drawn scaled by 1/sqrt(2L), as in the authors'
+    configurations.
 
     Options:
         first_pre: the first layer has norms on what its sub-layers read, as Pre-Norm has (the authors' starred
@@ -56,7 +57,7 @@ class HybridNorm(EntryPlacement):
 
     def inside(self, place: str, size: int, dim: int, head_dim: int) -> Learned | None:
         """A norm over each head of query, key and value."""
-        return HeadNorm(head_dim) if place in ("query", "key", "value") else None
+        return HeadNorm(head_dim, self.norm or "rmsnorm") if place in ("query", "key", "value") else None
 
     def init_rule(self, role: Role, num_layers: int) -> InitRule:
         """Scale what writes to the stream by 1/sqrt(2L)."""
@@ -73,13 +74,13 @@ class HybridConnection(Connection):
 
 
 class HeadNorm(Learned):
-    """RMSNorm over each head: ``[..., heads * head_dim]`` in and out."""
+    """A norm over each head: ``[..., heads * head_dim]`` in and out."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, kind: str) -> None:
         super().__init__()
-        self.norm = RMSNorm(head_dim)
+        self.head_dim = head_dim
+        self.norm = NORM_KINDS[kind](head_dim)
 
     def forward(self, features: Tensor) -> Tensor:
         """Normalise each head by itself."""
-        heads = features.unflatten(-1, (-1, self.norm.normalized_shape[0]))
-        return self.norm(heads).flatten(-2).to(features.dtype)
+        return self.norm(features.unflatten(-1, (-1, self.head_dim))).flatten(-2).to(features.dtype)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from geonorm.errors import UserError, check_count
 from geonorm.placements.base import Connection, Exit, InitRule, Norms, Placement, Role, Site, Sublayer
-from geonorm.placements.connection import Learned, Normal
+from geonorm.placements.connection import Learned, Normal, as_given
 from geonorm.placements.pre import PreNorm
 
 GATE_STD = 0.02
@@ -82,7 +82,8 @@ class Gate(Learned):
 
     def forward(self, row: Tensor) -> Tensor:
         """Return the logits for a row ``[..., n d]`` that :func:`flattened` made."""
-        return self.scale * functional.linear(row, self.weight.to(row.dtype)) + self.bias
+        with as_given(row):
+            return self.scale * functional.linear(row, self.weight.to(row.dtype)) + self.bias
 
 
 def flattened(stream: Tensor) -> Tensor:
@@ -129,4 +130,5 @@ class HyperExit(Exit):
 
 def weighted_sum(weights: Tensor, stream: Tensor) -> Tensor:
     """Return ``sum_i w_i x_i`` for weights ``[..., n]`` and streams ``[..., n, d]``, in the streams' dtype."""
-    return (weights.to(stream.dtype).unsqueeze(-2) @ stream).squeeze(-2)
+    with as_given(stream):
+        return (weights.to(stream.dtype).unsqueeze(-2) @ stream).squeeze(-2)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from geonorm.errors import check_count
 from geonorm.placements.base import Connection, Site
+from geonorm.placements.connection import as_given
 from geonorm.placements.hyper import GATE_FLOOR, Gate, Hyper, HyperConnection
 
 # Logit by which a stream prefers itself at first: exp(-8) is left for the others.
@@ -56,7 +57,8 @@ class MixedHyperConnection(HyperConnection):
         logits = self.comb(row).unflatten(-1, (self.streams, self.streams))
         own = _OWN * torch.eye(self.streams, dtype=logits.dtype, device=logits.device)
         matrix = doubly_stochastic(logits + own, self.iterations)
-        return matrix.mT.to(stream.dtype) @ stream
+        with as_given(stream):
+            return matrix.mT.to(stream.dtype) @ stream
 
 
 def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:

@@ -20,7 +20,8 @@ class Mix(Placement):
 
     Options:
         first, rest: placements of one row a token, as the command line writes them (``"pre:normalize_entry=true"``).
-        share: part of the layers that are ``first``, rounded to whole layers.
+        share: part of the layers that are ``first``, rounded to whole layers; between 0 and 1 each of the two gets at
+            least one layer, so that entry and exit are those of a layer. A single layer is ``first``.
         layers: the placement of each layer, in place of the three others, which then keep their defaults.
     """
 
@@ -33,7 +34,7 @@ class Mix(Placement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.share <= 1:
+        if type(self.share) not in (int, float) or not 0 <= self.share <= 1:
             raise UserError(f"`share` must lie in 0..1, got {self.share}")
         if self.layers is not None:
             if not isinstance(self.layers, (list, tuple)) or not self.layers:
@@ -55,10 +56,16 @@ class Mix(Placement):
             UserError: ``layers`` is for another number of layers.
         """
         if self.layers is None:
-            return _parsed(self.first if layer <= round(self.share * num_layers) else self.rest)
+            return _parsed(self.first if layer <= self._num_first(num_layers) else self.rest)
         if len(self.layers) != num_layers:
             raise UserError(f"`layers` names {len(self.layers)} placements, but the model has {num_layers} layers")
         return _parsed(self.layers[layer - 1])
+
+    def _num_first(self, num_layers: int) -> int:
+        rounded = round(self.share * num_layers)
+        if not 0 < self.share < 1:
+            return rounded
+        return max(1, min(rounded, num_layers - 1))
 
     def slots(self, site: Site) -> tuple[str, ...]:
         """Those of the layer's placement."""
@@ -109,6 +116,8 @@ class Mix(Placement):
 def _parsed(text: str) -> Placement:
     from geonorm.placements.registry import parse  # The table holds this file's class too.
 
+    if not isinstance(text, str):
+        raise UserError(f"a mixture takes placements as the command line writes them, such as 'pre', got {text!r}")
     return parse(text)
 
 

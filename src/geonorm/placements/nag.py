@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from geonorm import geometry
 from geonorm.errors import check_count, check_positive
 from geonorm.placements.base import Connection, EntryPlacement, Norms, Site, Sublayer, unit_rms
-from geonorm.placements.connection import Normal
+from geonorm.placements.connection import Normal, as_given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,9 @@ class NAGConnection(Connection):
         x, f = stream.to(dtype), update.to(dtype)
         r, rho = unit_rows(x)
         u, _ = unit_rows(geometry.tangent(x, f - f.mean(-1, keepdim=True)))
-        gate = torch.sigmoid(nn.functional.linear(r, self.weight.to(dtype), self.bias.to(dtype)))
-        m = (gate @ torch.softmax(self.mixture.to(dtype), 0)).unsqueeze(-1) ** self.beta
+        with as_given(x):
+            gate = torch.sigmoid(nn.functional.linear(r, self.weight.to(dtype), self.bias.to(dtype)))
+            m = (gate @ torch.softmax(self.mixture.to(dtype), 0)).unsqueeze(-1) ** self.beta
         return (x + self.branch(rho * self.alpha.to(dtype) * m * u)).to(stream.dtype)
 
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from geonorm.errors import check_positive
+from geonorm.errors import UserError, check_positive
 from geonorm.placements.base import Connection, Learned, Norms, Placement, Site, Sublayer, unit_rms
 
 
@@ -43,6 +43,8 @@ class NGPT(Placement):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("rate", self.rate)
+        if self.norm is not None:
+            raise UserError("`norm` is the kind of a placement's norms, and placement 'ngpt' has none; leave it out")
 
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius 1."""

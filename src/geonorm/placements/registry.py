@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import typing
@@ -128,15 +129,15 @@ def parse(text: str) -> Placement:
         key = key.strip()
         if key in options:
             raise UserError(f"option {key!r} of placement {name!r} is given twice; keep one")
-        options[key] = _value(value.strip(), key in takes_none)
+        options[key] = _value(value.strip(), key in takes_none, _has(hints.get(key), int))
     return create(name, **options)
 
 
-def _value(text: str, takes_none: bool) -> Any:
+def _value(text: str, takes_none: bool, whole: bool) -> Any:
     words = {"true": True, "false": False, **({"none": None} if takes_none else {})}
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for kind in (int, float) if whole else (float,):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text

@@ -44,6 +44,7 @@ class Slerp(Placement):
         if self.per not in ("layer", "sublayer"):
             raise UserError(f"`per` must be 'layer' or 'sublayer', got {self.per!r}")
 
+
     def enter(self, h: Tensor) -> Tensor:
         """Put every token on the sphere of radius sqrt(d)."""
         return unit_rms(h)
@@ -63,13 +64,15 @@ class SlerpConnection(Connection):
         self.alpha = alpha
 
     def forward(self, stream: Tensor, sublayer: Sublayer, norms: Norms) -> Tensor:
-        """Return the point at ``alpha`` times the angle; a row whose output is zero or along it stays."""
+        """Return the point at ``alpha`` times the angle; a zero row and one with no output across it stay."""
         update = sublayer(stream)
         dtype = torch.promote_types(torch.promote_types(stream.dtype, update.dtype), torch.float32)
-        x = stream.to(dtype)
-        v = geometry.tangent(x, update.to(dtype))
-        across, along = geometry.norm(v), (update.to(dtype) * x).sum(-1, keepdim=True) / geometry.norm(x)
-        moves = across > 0
+        x, u = stream.to(dtype), update.to(dtype)
+        # The size of the output does not count, so that a very small or large one is out of the way at once.
+        u = u / geometry.row_scale(u)
+        v, length = geometry.tangent(x, u), geometry.norm(x)
+        across, along = geometry.norm(v), (u * x).sum(-1, keepdim=True) / torch.where(length > 0, length, 1.0)
+        moves = (across > 0) & (length > 0)
         # atan2 has no derivative at (0, 0), and a row without a tangent part has no direction.
         across = torch.where(moves, across, 1.0)
         theta = self.alpha * torch.atan2(across, torch.where(moves, along, 1.0))

@@ -22,6 +22,9 @@ from geonorm.placements.base import (
 from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.placements.registry import create
 
+HEAD_PLACES = ("query", "key", "value", "heads")
+PLACES = (*HEAD_PLACES, "mlp_input", "mlp_up", "head")
+
 
 class WiredConnection(nn.Module):
     """A connection together with the norms it uses: ``forward(stream, sublayer) -> stream``."""
@@ -43,7 +46,8 @@ class Wiring(nn.Module):
         placement: a name from :func:`geonorm.placements.available`, or a placement.
         dim: width d of the stream.
         num_layers: number of layers; there are twice as many connections, attention before MLP.
-        norm: makes a norm from the width; RMSNorm with a gain and eps 1e-6 by default.
+        norm: kind of every norm, the option of that name, or what makes a norm from the width; RMSNorm with a gain and
+            eps 1e-6 by default.
         options: the placement's options.
 
     Attributes:
@@ -59,14 +63,14 @@ class Wiring(nn.Module):
         dim: int,
         num_layers: int,
         *,
-        norm: Callable[[int], nn.Module] | None = None,
+        norm: str | Callable[[int], nn.Module] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.placement = create(placement, **options)
+        self.placement = create(placement, **options, **({} if norm is None or callable(norm) else {"norm": norm}))
         self.dim = check_count("dim", dim)
         self.num_layers = check_count("num_layers", num_layers)
-        make = norm or NORM_KINDS[self.placement.norm or "rmsnorm"]
+        make = norm if callable(norm) else NORM_KINDS[self.placement.norm or "rmsnorm"]
         sites = [Site(layer, sublayer, num_layers, dim) for layer in range(1, num_layers + 1) for sublayer in SUBLAYERS]
         self.connections = nn.ModuleList(
             WiredConnection(self.placement.connect(site), {slot: make(dim) for slot in self.placement.slots(site)})
@@ -97,8 +101,15 @@ class Wiring(nn.Module):
 
         Returns:
             The module; for most placements one that changes nothing.
+
+        Raises:
+            UserError: unknown place, or a size that is not a positive whole number.
         """
-        made = self.placement.inside(place, size, self.dim, head_dim)
+        if place not in PLACES:
+            raise unknown("place", place, PLACES)
+        made = self.placement.inside(place, check_count("size", size), self.dim, head_dim)
+        if made is not None and place in HEAD_PLACES:
+            check_count("head_dim", head_dim)
         return made or (UnchangedHeads() if place == "heads" else nn.Identity())
 
     @torch.no_grad()
@@ -120,11 +131,13 @@ class Wiring(nn.Module):
         ``layer``, counted from 1, is asked for by mixtures, whose layers have rules of their own.
 
         Raises:
-            UserError: unknown role.
+            UserError: unknown role, or a layer that the model does not have.
         """
         if role not in WEIGHT_ROLES:
             raise unknown("role", role, WEIGHT_ROLES)
-        placement = self.placement if layer is None else self.placement.at(layer, self.num_layers)
+        placement = self.placement
+        if layer is not None:
+            placement = placement.at(Site(layer, "attention", self.num_layers).layer, self.num_layers)
         rule = placement.init_rule(role, self.num_layers)
         return self.normalize_(weight.normal_(0.0, rule.std(weight.shape, base_std(self.dim))), role)
 
