@@ -1,4 +1,4 @@
-"""Tiny rewired Llama models: every placement, and options of some."""
+"""Small Llama models, stock and rewired, in every placement and some of its options."""
 
 from __future__ import annotations
 

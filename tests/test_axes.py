@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from geonorm import UserError
-from geonorm.cli.compare import CompareOptions, _axes, _command
+from geonorm.cli.compare_command import Compare, axes_of, command_of
 from geonorm.models import ModelShape
 from geonorm.placements import available
 from geonorm.report.results import Trial as TrialResult
@@ -288,7 +288,7 @@ def test_model_shape():
 
 
 def test_the_command_names_what_decides_the_result():
-    options = CompareOptions(
+    options = Compare(
         words=("steps=30",),
         preset="tiny",
         placements=("geonorm:decay=sqrt", "pre"),
@@ -296,7 +296,7 @@ def test_the_command_names_what_decides_the_result():
         jobs=3,
         resume=True,
     )
-    assert _command(options) == (
+    assert command_of(options) == (
         "geonorm compare steps=30 --preset tiny --placements geonorm:decay=sqrt pre --vary steps=1,2 --out runs/compare"
     )
-    assert _axes(options) == {"placements": ["geonorm:decay=sqrt", "pre"], "vary": {"steps": [1, 2]}}
+    assert axes_of(options) == {"placements": ["geonorm:decay=sqrt", "pre"], "vary": {"steps": [1, 2]}}

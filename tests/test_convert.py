@@ -9,17 +9,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from family_models import FAMILIES, prompts, stock_model
 from geonorm import UserError
 from geonorm.cli import main
+from geonorm.cli.convert_command import Convert
 from geonorm.conversion import convert_model
 from geonorm.conversion.calibrate import measured_moves
-from geonorm.conversion.convert_command import convert
 from geonorm.conversion.fold import fold, input_norms, without_gains
-from geonorm.model_options import ConvertConfig
 from geonorm.models import load_model, rewire
 from geonorm.models.rewiring import as_rewired
 from geonorm.placements import unit_rms
@@ -270,7 +268,7 @@ def test_a_card_that_fails_costs_no_conversion(tmp_path, monkeypatch):
 
 def test_options_of_other_libraries_are_recorded_as_plain_ones(text, tmp_path):
     stock = save(tiny_llama(), tmp_path / "stock")
-    config = ConvertConfig(
+    options = Convert(
         str(stock),
         tmp_path / "out",
         text=(text,),
@@ -280,8 +278,9 @@ def test_options_of_other_libraries_are_recorded_as_plain_ones(text, tmp_path):
         eval_windows=3,
         length=32,
     )
-    record = convert(config, Console(quiet=True))
-    settings = json.loads((tmp_path / "out" / "conversion.json").read_text())["settings"]
+    assert options.run() == 0
+    record = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    settings = record["settings"]
     assert (settings["max_angle"], settings["learnable"], settings["windows"]) == (1.5, True, 4)
     options = load_model(tmp_path / "out")[0].config.placement_options
     assert (options["max_angle"], options["learnable"]) == (1.5, True)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from family_checks import CHECKS, EVERYWHERE
-from family_models import CHECKED, FAMILIES, NEWER, PLACEMENTS, REFUSED, is_refused, prompts, stock_model
+from family_models import FAMILIES, NEWER, PLACEMENTS, REFUSED, is_refused, prompts, stock_model
 from geonorm import UserError
 from geonorm.models import rewire, stock_placement
+from geonorm.placements import available
 from write_families import PAGE, family_rows
 
 
@@ -17,13 +18,13 @@ def stock_name(family):
 
 
 QUICK = {(family, name) for family in FAMILIES for name in ("geonorm", stock_name(family))}
-QUICK |= {(family, placement) for family in ("llama", "gpt2") for placement in CHECKED}
+QUICK |= {(family, placement) for family in ("llama", "gpt2") for placement in PLACEMENTS}
 CASES = [
     pytest.param(
         family, placement, check, marks=[] if check in EVERYWHERE or (family, placement) in QUICK else pytest.mark.slow
     )
     for family in FAMILIES
-    for placement in CHECKED
+    for placement in PLACEMENTS
     for check in CHECKS
 ]
 # Trainers and adapters meet nothing new in a newer placement; of kernels tests/test_rewired_placements.py tries two.
@@ -54,7 +55,7 @@ def test_every_family_in_every_placement(family, placement, check, tmp_path):
 def test_every_placement_works_with_a_family_or_refuses_it(family):
     """One backward pass gives every parameter a finite gradient; a refusal is one line and leaves the model."""
     ids = prompts(2, 9)
-    for placement in PLACEMENTS:
+    for placement in available():
         model = stock_model(family)
         if is_refused(family, placement):
             before = model(ids).logits
@@ -88,4 +89,4 @@ def test_the_page_tells_of_every_family_and_check():
     assert lines[2:] == FAMILIES
     for check in CHECKS.values():
         assert check.__doc__ in text
-    assert ", ".join(f"`{name}`" for name in CHECKED) in text
+    assert ", ".join(f"`{name}`" for name in PLACEMENTS) in text

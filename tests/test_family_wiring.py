@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
-import os
-import pickle
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaForSequenceClassification, T5Config
-from transformers import T5ForConditionalGeneration as T5
+from transformers import AutoModelForCausalLM
 
 from family_models import FAMILIES, adapter_of, prompts, rewired_model, stock_config, stock_model
 from geonorm import UserError
@@ -24,10 +20,7 @@ from geonorm.models import (
     load_stock,
     rewire,
     stock_placement,
-    supported_families,
 )
-from geonorm.models.adapter import ADAPTERS
-from geonorm.placements import create
 
 STOCK = {
     "gemma2": "sandwich(normalize_entry=False)",
@@ -286,139 +279,3 @@ def test_gpt2_with_cross_attention_is_refused():
         adapter_of("gpt2").rewired.causal_lm(adapter_of("gpt2").rewired.config(**settings))
     with pytest.raises(UserError, match="cannot take 'encoder_hidden_states'"):
         rewired_model("gpt2", "pre")(prompts(1, 3), encoder_hidden_states=torch.zeros(1, 3, 32))
-
-
-# --- what is supported ----------------------------------------------------------------------------------------------
-
-
-def test_every_row_is_a_family_and_its_classes_are_where_they_say():
-    assert len(ADAPTERS) == len(supported_families()) == len(set(supported_families()))
-    assert set(supported_families()) == {family.split()[0] for family in FAMILIES}
-    for adapter in ADAPTERS:
-        for stock, ours in zip(adapter.stock, adapter.rewired, strict=True):
-            assert ours.__name__ == ours.__qualname__ == f"Geonorm{stock.__name__}"
-            assert getattr(importlib.import_module(ours.__module__), ours.__name__) is ours
-            assert pickle.loads(pickle.dumps(ours)) is ours
-        assert adapter.rewired.config.model_type == f"geonorm_{adapter.family}"
-    assert importlib.import_module("geonorm.models.families").GeonormMistralForCausalLM
-
-
-def test_a_rewired_model_can_be_pickled_and_says_which_blocks_must_not_be_split():
-    model, ids = rewired_model("gpt_neox", "geonorm"), prompts(1, 5)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(ids).logits, model(ids).logits)
-    built = adapter_of("gpt_neox").rewired.causal_lm(model.config)
-    assert model._no_split_modules == {"GeonormGPTNeoXLayer"}
-    assert "GeonormGPTNeoXLayer" in built._no_split_modules
-
-
-def tiny(kind):
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
-    return BertConfig(**shape, intermediate_size=8) if kind == "bert" else T5Config(d_model=8, d_ff=8, num_layers=1)
-
-
-REFUSALS = {
-    "encoder": (lambda: BertModel(tiny("bert")), "cannot rewire a BertModel; take a decoder of .*Wiring in a model"),
-    "encoder and decoder": (lambda: T5(tiny("t5")), "T5ForConditionalGeneration: it has an encoder; take a decoder"),
-    "another head": (
-        lambda: LlamaForSequenceClassification(stock_config("llama", pad_token_id=0)),
-        "LlamaForSequenceClassification; load it as LlamaForCausalLM or LlamaModel",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSALS)
-def test_other_models_are_refused_in_one_line(kind):
-    build, message = REFUSALS[kind]
-    model = build()
-    for call in (lambda: rewire(model, "pre"), lambda: stock_placement(model), lambda: blocks(model)):
-        with pytest.raises(UserError, match=message) as caught:
-            call()
-        assert "\n" not in str(caught.value)
-
-
-def test_an_unsupported_checkpoint_is_refused_before_its_weights_are_read(tmp_path):
-    tiny("bert").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="cannot rewire a model of type 'bert'; take a decoder"):
-        load_stock(tmp_path, "pre")
-    with pytest.raises(UserError, match="unknown placement"):
-        load_stock(tmp_path, "prenorm")
-
-
-# --- the model card -------------------------------------------------------------------------------------------------
-
-
-def test_a_saved_model_has_a_card_and_keeps_one_of_the_users_own(tmp_path):
-    from huggingface_hub import ModelCard
-
-    model = rewired_model("gpt2", "geonorm", options={"decay": "sqrt"})
-    model.save_pretrained(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.library_name == "transformers"
-    assert card.data.pipeline_tag == "text-generation"
-    assert card.data.tags == ["geonorm", "placement-geonorm", "gpt2"]
-    for text in ("`geonorm(decay=sqrt)`", "| `decay` | `sqrt` |", "import geonorm", "AutoModelForCausalLM", "2 layers"):
-        assert text in card.text, text
-    rewired_model("gpt2", "pre").save_pretrained(tmp_path)
-    assert "placement-pre" in ModelCard.load(tmp_path / "README.md").data.tags
-    (tmp_path / "README.md").write_text("my own words")
-    base_model(model).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "my own words"
-    (tmp_path / "README.md").unlink()
-    base_model(model).save_pretrained(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.pipeline_tag is None
-    assert "AutoModel." in card.text
-    assert create("geonorm").name in card.text
-
-
-def unwritable(path):
-    path.mkdir()
-
-
-def pipe(path):
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("block", [unwritable, pipe])
-def test_a_card_that_cannot_be_written_is_a_warning_of_one_line_and_the_weights_are_saved(block, tmp_path):
-    model, ids = rewired_model("gpt2", "geonorm"), prompts(1, 5)
-    block(tmp_path / "README.md")
-    with pytest.warns(UserWarning, match=r"saved, but its card .*README.md could not be written \(FileExis") as caught:
-        model.save_pretrained(tmp_path)
-    assert len([one for one in caught if "card" in str(one.message)]) == 1
-    assert "\n" not in str(caught[0].message)
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).eval()(ids).logits, model(ids).logits)
-
-
-def test_whatever_goes_wrong_with_a_card_the_weights_are_there_first(tmp_path, monkeypatch):
-    model, found = rewired_model("gpt2", "geonorm"), []
-
-    def fail(content):
-        found.append((tmp_path / "model.safetensors").is_file())
-        raise RuntimeError("no card today\nnor tomorrow")
-
-    monkeypatch.setattr("geonorm.models.saving.ModelCard", fail)
-    with pytest.warns(UserWarning, match=r"could not be written \(RuntimeError: no card today\)$"):
-        model.save_pretrained(tmp_path)
-    assert found == [True]
-    assert not (tmp_path / "README.md").exists()
-    assert (tmp_path / "config.json").is_file()
-
-
-@pytest.mark.parametrize("text", ["Modèle à moi", "x" * 10 + "\x00"])
-def test_a_text_of_the_users_own_in_any_encoding_stays(text, tmp_path, recwarn):
-    own = text.encode("latin-1")
-    (tmp_path / "README.md").write_bytes(own)
-    rewired_model("gpt2", "geonorm").save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_bytes() == own
-    assert (tmp_path / "model.safetensors").is_file()
-    assert not [one for one in recwarn if "card" in str(one.message)]
-
-
-def test_a_link_is_not_followed(tmp_path):
-    elsewhere = tmp_path / "elsewhere.md"
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "README.md").symlink_to(elsewhere)
-    rewired_model("gpt2", "geonorm").save_pretrained(tmp_path / "model")
-    assert not elsewhere.exists()
-    assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -10,22 +10,27 @@ import torch
 from torch import nn
 
 from exact_norms import make_exact
-from family_models import FAMILIES, PLACEMENTS, adapter_of, prompts, rewired_model, stock_model
+from family_models import FAMILIES, adapter_of, prompts, rewired_model, stock_model
 from geonorm import UserError, geometry
 from geonorm.inspection import geodesic_form, watched
 from geonorm.inspection.geodesic import GeodesicConnection, Polar, norm_of_direction
 from geonorm.models import blocks
+from geonorm.placements import available
 from geonorm.placements.pre import PreConnection
 from tolerances import EPS, SAME_64
 
 # float32: a hundred roundings of the largest logit, for two layers.
 SAME_32 = 128 * EPS[torch.float32]
+# Several rows a token, or a step whose size is not that of an addend.
+NO_WALK = ["hybrid", "resi_dual", "siamese", "hyper", "mhc", "attnres", "ngpt", "slerp", "nag"]
 OPTIONS = {
     "geonorm cayley learnable": ("geonorm", {"retraction": "cayley", "learnable": True, "max_angle": None}),
     "geonorm normalised p": ("geonorm", {"retraction": 3.0, "normalize_update": True, "alpha": 2.0}),
     "geonorm limit first": ("geonorm", {"max_update_angle": 0.2, "learnable_angle": True, "alpha": 2.0}),
     "geonorm wrapping": ("geonorm", {"alpha": 8.0, "max_angle": None, "decay": "none"}),
     "pre entry": ("pre", {"normalize_entry": True}),
+    "pre gain": ("pre", {"gain": "channel"}),
+    "keel gain": ("keel", {"gain": "scalar", "gain_start": 0.3}),
     "output stock entry": ("output", {"normalize_entry": False}),
 }
 
@@ -45,12 +50,24 @@ def test_stock_model_equals_its_geodesic_form(family, monkeypatch):
     assert difference(double, geodesic_form(double), prompts(2, 9)) < SAME_64
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", [name for name in available() if name not in NO_WALK])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_rewired_model_equals_its_geodesic_form(family, placement, monkeypatch):
     model = rewired_model(family, placement).double()
     make_exact(monkeypatch, model, adapter_of(family).unit_gain)
     assert difference(model, geodesic_form(model), prompts(2, 9)) < SAME_64
+
+
+@pytest.mark.parametrize("placement", NO_WALK)
+def test_other_steps_are_refused(placement):
+    with pytest.raises(UserError, match=r"the geodesic form of a .* is not known"):
+        geodesic_form(rewired_model("llama", placement))
+
+
+@pytest.mark.parametrize("options", [{"gain": "scalar"}, {"warm_depth": 10}, {"entry_skip": True}])
+def test_options_around_a_step_on_the_sphere_are_refused(options):
+    with pytest.raises(UserError, match=r"the geodesic form of a .* is not known"):
+        geodesic_form(rewired_model("llama", "geonorm", options=options))
 
 
 @pytest.mark.parametrize("variant", OPTIONS)

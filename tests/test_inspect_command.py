@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 
 from geonorm.cli import main
-from geonorm.inspection.inspect_command import model_names
 from geonorm.models import rewire
 from geonorm.report.inspection_finding import describe_inspection, size
 from geonorm.report.inspection_page import write_inspection
@@ -167,8 +167,15 @@ def test_a_model_that_is_not_there_and_one_given_twice(models, capsys, tmp_path)
     assert "given twice" in capsys.readouterr().err
 
 
-def test_names_are_as_short_as_they_can_be_and_differ():
-    assert model_names(("runs/a/model", "runs/b/model", "x/tiny.gguf")) == ["a/model", "b/model", "tiny"]
+def test_names_are_as_short_as_they_can_be_and_differ(models, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(models / "stock", tmp_path / "runs" / name / "model")
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    sources = [str(tmp_path / name) for name in ("runs/a/model", "runs/b/model", "tiny.gguf")]
+    words = ["--text", str(models / "text.txt"), "--length", "9", "--windows", "1", "--out", str(tmp_path / "out")]
+    assert main(["inspect", *sources, *words]) == 0
+    results = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    assert [model["name"] for model in results["models"]] == ["a/model", "b/model", "tiny"]
 
 
 def test_the_command_in_the_report_repeats_the_run(models, tmp_path, monkeypatch):

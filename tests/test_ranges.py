@@ -11,16 +11,19 @@ import pytest
 
 from geonorm import UserError
 from geonorm.cli import main
-from geonorm.cli.compare import CompareOptions
-from geonorm.data.options import PrepareConfig
-from geonorm.model_options import ConvertConfig, EvalConfig, GenerateConfig, InspectConfig
+from geonorm.cli.compare_command import Compare
+from geonorm.cli.convert_command import Convert
+from geonorm.cli.eval_command import Eval
+from geonorm.cli.generate_command import Generate
+from geonorm.cli.inspect_command import Inspect
+from geonorm.cli.prepare_command import Prepare
 from geonorm.ranges import Count, Number, check_ranges, ranges
 from geonorm.sweep.sweep_config import SweepConfig
 from geonorm.training.config import RunConfig
 from geonorm.training.recipe import load
 
 HUGE = 99999999999999999999
-COMMANDS = [CompareOptions, ConvertConfig, EvalConfig, GenerateConfig, InspectConfig, PrepareConfig]
+COMMANDS = [Compare, Convert, Eval, Generate, Inspect, Prepare]
 
 
 def numeric(kind) -> set[type]:

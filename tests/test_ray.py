@@ -20,7 +20,8 @@ from geonorm.sweep.axes import Corpus, make_sweep
 from geonorm.sweep.display import Display
 from geonorm.sweep.executors import Executor, Resources, TrialProcess, last_words, spec_path
 from geonorm.sweep.machines import difference
-from geonorm.sweep.on_ray import RayExecutor, RayOptions
+from geonorm.sweep.on_ray import RayExecutor
+from geonorm.sweep.ray_ranks import RayOptions
 from geonorm.training import recipe
 from geonorm.training.setup import corpus_identity
 from processes import parent, trial_processes, wait_for
@@ -284,6 +285,9 @@ def test_ranks_share_the_cpus_of_a_trial():
     assert RayOptions().resources == Resources(1, 1)
     assert RayOptions(gpus=4, cpus=8, ranks=4).resources == Resources(2, 4)
     assert RayOptions(cpus=4, ranks=2).resources == Resources(2, 2)
+    assert RayOptions(cpus=4, ranks=2).bundle == {"CPU": 2, "GPU": 0}
+    # GPUs need not have a CPU each.
+    assert RayOptions(gpus=4, cpus=2, ranks=4).bundle == {"CPU": 0.5, "GPU": 1}
 
 
 @pytest.mark.slow
@@ -310,6 +314,36 @@ def make_trial(folder: Path, placement: str, *words: str):
     plan = make_sweep(overrides=[*WORDS, *words], preset="tiny", axes={"placements": [placement], "seeds": [0]})
     (trial,) = plan.first_trials(known)
     return trial
+
+
+@needs_proc
+@pytest.mark.slow
+def test_ranks_on_two_machines_find_what_they_find_on_one(address, cache, data, tmp_path, monkeypatch):
+    """Also when one of them is killed, which starts both again from their checkpoint."""
+    run = ("steps=60", "checkpoint.every=20", "evaluation.log_every=1")
+    words = ["--placements", "geonorm", "--seeds", "0", "--ranks-per-trial", "2"]
+    assert run_compare(tmp_path / "one", data, *words, run=run) == 0
+    # Each machine of the cluster has one CPU.
+    words += ["--cpus-per-trial", "2", *on_ray(address)]
+    assert run_compare(tmp_path / "two", data, *words, run=run) == 0
+    (outcome,) = outcomes(tmp_path / "two").values()
+    assert (outcome["status"], outcome["step"], outcome["world_size"]) == ("ok", 60, 2)
+    assert outcomes(tmp_path / "two") == outcomes(tmp_path / "one")
+    killed = []
+
+    def progress(self, running):
+        if not killed and (running.folder / "checkpoints" / "step-40").exists():
+            processes = trial_processes(tmp_path)
+            assert len({parent(process) for process in processes}) == 2
+            os.kill(processes[-1], signal.SIGKILL)
+            killed.append(processes[-1])
+
+    monkeypatch.setattr(Display, "progress", progress)
+    assert run_compare(tmp_path / "killed", data, *words, run=run) == 0
+    assert killed
+    assert outcomes(tmp_path / "killed") == outcomes(tmp_path / "one")
+    (log,) = (path for path in (tmp_path / "killed" / "trials").glob("*.log") if ".rank" not in path.name)
+    assert "going on from step 40" in log.read_text()
 
 
 @needs_proc

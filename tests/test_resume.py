@@ -13,7 +13,7 @@ from geonorm import UserError
 from geonorm.models import blocks
 from geonorm.signals import INTERRUPTED, TRY_AGAIN
 from geonorm.storage import write_json
-from geonorm.training import run as running
+from geonorm.training import rank_run as running
 from geonorm.training.checkpoint import expendable
 from geonorm.training.manifest import MANIFEST
 from geonorm.training.run import run

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from family_models import FAMILIES, NEWER, PLACEMENTS, adapter_of, is_refused, prompts, rewired_model, stock_model
+from family_models import FAMILIES, NEWER, adapter_of, is_refused, prompts, rewired_model, stock_model
 from geonorm.inspection.probe import recorded_angles
 from geonorm.models import blocks, init_report, init_weights, normalize_weights, rewire
-from geonorm.placements import Learned, create, set_training_step
+from geonorm.placements import Learned, available, create, set_training_step
 from geonorm.placements.norm_kinds import NORM_KINDS
 from geonorm.training.optimizer import muon_with_adamw, parameter_groups
 from tolerances import EPS, SAME_LOGITS, worst
@@ -35,7 +35,7 @@ COMPILED = ("mix", "attnres", "mhc", "ngpt")
 
 
 @pytest.mark.parametrize(
-    "placement", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in PLACEMENTS]
+    "placement", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in available()]
 )
 def test_a_rewired_model_is_one_graph(placement):
     """With every option that the placement takes."""
@@ -155,7 +155,7 @@ def test_other_models_are_left_alone():
 # --- what a placement learns ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", available())
 def test_what_a_placement_learns_is_not_decayed_and_goes_to_adamw(placement):
     model = rewire(stock_model("llama"), placement, **with_options(placement))
     matrices = {name for name, p in stock_model("llama").named_parameters() if p.dim() == 2}
@@ -212,7 +212,7 @@ def test_the_step_of_a_warm_up_is_saved_and_0_where_a_checkpoint_has_none(tmp_pa
     assert torch.equal(model.eval()(ids).logits, plain(ids).logits)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", available())
 def test_angles_of_a_rewired_model_with_every_option_are_found(placement):
     """Of the points before and after each sub-layer, the one within a layer beside its entry too."""
     model = rewired_model("llama", placement, options=with_options(placement))

@@ -16,15 +16,16 @@ from geonorm import UserError
 from geonorm.cli import main
 from geonorm.data import Windows
 from geonorm.models import ModelShape, build_model
-from geonorm.training import run as running
+from geonorm.training import rank_run as running
 from geonorm.training import trackers
 from geonorm.training.checkpoint import Checkpoints
 from geonorm.training.config import ModelConfig, TrackingConfig
 from geonorm.training.counters import SPIKE_MINIMUM, Counters
 from geonorm.training.distributed import joined, solo
 from geonorm.training.optimizer import make_optimizer
+from geonorm.training.rank_run import DIVERGED
 from geonorm.training.recipe import dump, load
-from geonorm.training.run import DIVERGED, run
+from geonorm.training.run import run
 from geonorm.training.throughput import flops_per_token
 from train_runs import assert_same_end, rows, tensors, tiny, tiny_corpus
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from family_checks import CHECKS
-from family_models import CHECKED, FAMILIES, adapter_of, prompts, stock_model
+from family_models import FAMILIES, PLACEMENTS, adapter_of, prompts, stock_model
 from geonorm import UserError
 from geonorm.models import rewire, stock_placement
 from geonorm.placements import available
@@ -109,7 +109,7 @@ def wired() -> str:
 def outcome(family: str, check: str) -> str:
     """In how many placements a family passed a check, and what the check says about it."""
     passed, notes = 0, set()
-    for placement in CHECKED:
+    for placement in PLACEMENTS:
         with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as sink:
             try:
                 with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
@@ -119,13 +119,13 @@ def outcome(family: str, check: str) -> str:
                 continue
         passed += 1
         notes |= {note} if note else set()
-    return f"{passed}/{len(CHECKED)}" + "".join(f" ({note})" for note in sorted(notes))
+    return f"{passed}/{len(PLACEMENTS)}" + "".join(f" ({note})" for note in sorted(notes))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     lines = ["| family | stock classes | placement | special |", "|---|---|---|---|", *family_rows(), LIMITS + wired()]
-    placements = ", ".join(f"`{name}`" for name in CHECKED)
+    placements = ", ".join(f"`{name}`" for name in PLACEMENTS)
     lines += [
         "## What was run",
         "",

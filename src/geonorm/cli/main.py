@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from geonorm.console import drain, steady
 from geonorm.errors import UserError, disk_reason
+from geonorm.ranges import check_ranges
 from geonorm.signals import INTERRUPTED, StopRequest, stop_requests
+
+if TYPE_CHECKING:
+    from geonorm.cli.option_types import Command
+
+
+# One row a command: the class Train of `train_command` and so on.
+COMMANDS = (
+    "compare",
+    "train",
+    "plan",
+    "export",
+    "prepare",
+    "report",
+    "inspect",
+    "placements",
+    "eval",
+    "generate",
+    "convert",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,11 +80,11 @@ def _run(arguments: list[str] | None, request: StopRequest) -> int:
     try:
         import tyro
 
-        from geonorm.cli.commands import COMMANDS
-
-        return tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="geonorm", description="Where should a Transformer normalise?", args=arguments
+        command: Command = tyro.extras.subcommand_cli_from_dict(
+            _commands(), prog="geonorm", description="Where should a Transformer normalise?", args=arguments
         )
+        check_ranges(command)
+        return command.run()
     except Exception as error:
         if request.raised:
             # What an interrupt was turned into on its way, by whoever caught it.
@@ -72,6 +94,11 @@ def _run(arguments: list[str] | None, request: StopRequest) -> int:
             raise
         _complain(f"error: {message}")
         return 2
+
+
+def _commands() -> dict[str, Any]:
+    modules = {name: importlib.import_module(f"geonorm.cli.{name}_command") for name in COMMANDS}
+    return {name: getattr(module, name.capitalize()) for name, module in modules.items()}
 
 
 def _message(error: Exception) -> str | None:

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from geonorm.data.corpus import Corpus, cache_folder, prepared
     from geonorm.data.given_tokenizer import open_tokenizer
     from geonorm.data.hub import HubSource, is_hub
-    from geonorm.data.options import PrepareConfig
     from geonorm.data.pipeline import open_sources, prepare
     from geonorm.data.sources import FileSource
     from geonorm.data.standard_library import StandardLibrarySource
@@ -23,7 +22,6 @@ _HOMES = {
     "Corpus": "corpus",
     "FileSource": "sources",
     "HubSource": "hub",
-    "PrepareConfig": "options",
     "StandardLibrarySource": "standard_library",
     "TokenFile": "token_file",
     "Windows": "windows",
@@ -40,7 +38,6 @@ __all__ = [
     "Corpus",
     "FileSource",
     "HubSource",
-    "PrepareConfig",
     "StandardLibrarySource",
     "TokenFile",
     "Windows",

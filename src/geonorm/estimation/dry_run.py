@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from geonorm.models import blocks
+from geonorm.torch_compat import storage_id, without_data
 from geonorm.training.validation import autocast, token_losses
 
 
@@ -63,17 +63,16 @@ def saved_bytes(
 
 def storages_saved(model: nn.Module, ids: Tensor, precision: str) -> int:
     """Bytes of distinct storages that the forward pass saves, those of parameters not counted."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    own = {storage_id(parameter) for parameter in model.parameters()}
     found: dict[int, tuple[int, Tensor]] = {}
     length = ids.shape[1] - 1
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
         # Without data transformers cannot see that nothing is masked, and makes a mask that a run does not have.
         is_mask = tensor.dim() == 4 and tensor.shape[1] == 1 and tuple(tensor.shape[2:]) == (length, length)
-        if storage._cdata not in own and not is_mask:
+        if storage_id(tensor) not in own and not is_mask:
             # Held, so that no later storage gets the same address.
-            found[storage._cdata] = storage.nbytes(), tensor
+            found[storage_id(tensor)] = tensor.untyped_storage().nbytes(), tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(ids.device, precision):
@@ -89,7 +88,7 @@ def _run(build: Callable[[int], nn.Module], depth: int, batch: int, length: int,
     streams: list[int] = []
     for block in blocks(model):
         block.register_forward_pre_hook(lambda _, args: streams.append(args[0].numel() * args[0].element_size()))
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+    with without_data(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _make_fake(model)
         model.train()

@@ -23,11 +23,14 @@ from geonorm.models.rewiring import as_rewired
 from geonorm.placements import Connection, Placement, unit_rms
 from geonorm.placements.base import SUBLAYERS, Norms, Sublayer
 from geonorm.placements.geonorm import SphereConnection
+from geonorm.placements.keel import KeelConnection
+from geonorm.placements.lns import ScaledInputConnection
 from geonorm.placements.output import OutputConnection
 from geonorm.placements.parallel import ParallelAttention, ParallelMLP
 from geonorm.placements.post import ScaledPostConnection
 from geonorm.placements.pre import PreConnection
 from geonorm.placements.sandwich import SandwichConnection
+from geonorm.placements.scaled_sandwich import ScaledSandwichConnection
 
 # Connections whose plane step is "turn by atan2(across, weight |x| + along)"; what differs is which norms they have.
 ADDITIVE = (
@@ -37,6 +40,9 @@ ADDITIVE = (
     ParallelAttention,
     ParallelMLP,
     ScaledPostConnection,
+    KeelConnection,
+    ScaledInputConnection,
+    ScaledSandwichConnection,
 )
 
 
@@ -149,9 +155,14 @@ class GeodesicConnection(Connection):
         """Turn the direction and change the radius as the sub-layer asks for."""
         read = stream.read or stream
         reads = norm_of_direction(norms["input"], read, self.unit_gain) if "input" in norms else read.point()
+        if isinstance(self.base, ScaledInputConnection):
+            reads = reads * self.base.scale
         update = sublayer(reads)
         if "output" in norms:
             update = norms["output"](update)
+        update = self.base.branch(update)
+        if isinstance(self.base, ScaledSandwichConnection):
+            update = update / math.sqrt(self.base.k)
         theta, radius = self._turn(stream, update)
         self.angle = theta.detach().squeeze(-1)
         direction = geometry.rotate(
@@ -176,10 +187,16 @@ class GeodesicConnection(Connection):
 
     @property
     def _weight(self) -> float:
+        if isinstance(self.base, ScaledSandwichConnection):
+            return math.sqrt((self.base.k - 1) / self.base.k)
+        if isinstance(self.base, KeelConnection):
+            return self.base.scale
         return self.base.alpha if isinstance(self.base, ScaledPostConnection) else 1.0
 
 
 def _geodesic(connection: nn.Module, unit_gain: float) -> GeodesicConnection:
+    if isinstance(connection, SphereConnection) and not isinstance(connection.branch, nn.Identity):
+        raise UserError("the geodesic form of a step on the sphere with a gain or a warm-up is not known")
     if isinstance(connection, (*ADDITIVE, SphereConnection)):
         return GeodesicConnection(connection, unit_gain)
     raise UserError(f"the geodesic form of a {type(connection).__name__} is not known; see docs/unification.md")

@@ -54,7 +54,7 @@ struct Options {
   }
 };
 
-// Power series in the squared argument, exact to double below the bounds that geometry.py names.
+// Power series in the squared argument, exact to double below the bounds that retractions.py names.
 constexpr double trig_series_below = 0.25, atan_series_below = 0.02;
 
 // How many times as long as x the part of u along x is where v is projected again, as in geometry.is_long.

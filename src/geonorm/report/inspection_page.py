@@ -1,20 +1,15 @@
-"""The page of an inspection, and the command ``geonorm inspect`` from end to end."""
+"""The page of an inspection."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from geonorm.inspection.inspect_command import RESULTS, inspect_models
-from geonorm.model_options import InspectConfig
 from geonorm.report.format import scaled
 from geonorm.report.inspection_figures import inspection_figures
 from geonorm.report.inspection_finding import describe_inspection, text_words, token_words
-from geonorm.report.inspection_tables import laws_table, print_inspection, sublayers_table
+from geonorm.report.inspection_tables import laws_table, sublayers_table
 from geonorm.report.page import Page, Section, write_page
-from geonorm.report.tables import say
 
 LAWS = (
     "Each law is fitted to the logarithms of the medians by least squares; k is the layer, alpha the step size that "
@@ -31,27 +26,12 @@ SUBLAYERS = (
 )
 
 
-def inspect_and_report(config: InspectConfig) -> int:
-    """Inspect, report, and return the exit code.
-
-    Raises:
-        UserError: what :func:`geonorm.inspection.inspect_command.inspect_models` raises.
-    """
-    console = Console()
-    results = inspect_models(config, console)
-    page = write_inspection(config.out, results)
-    print_inspection(results, console)
-    say(console, f"numbers: {config.out / RESULTS}")
-    say(console, f"report: {page}")
-    return 0
-
-
 def write_inspection(out: Path, results: dict[str, Any]) -> Path:
     """Write ``inspection.html`` and ``figures/*.svg`` and ``*.pdf`` into a folder.
 
     Args:
         out: the folder.
-        results: what :func:`geonorm.inspection.inspect_command.inspect_models` returns.
+        results: what ``inspection.json`` holds, see ``docs/unification.md``.
 
     Returns:
         the path of the page.

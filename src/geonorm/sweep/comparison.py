@@ -19,8 +19,9 @@ from geonorm.storage import write_text
 from geonorm.sweep.axes import Corpus, Sweep
 from geonorm.sweep.display import Display
 from geonorm.sweep.executors import Executor, Resources
-from geonorm.sweep.on_ray import RayExecutor, RayOptions
+from geonorm.sweep.on_ray import RayExecutor
 from geonorm.sweep.rates import MORE_ROUNDS
+from geonorm.sweep.ray_ranks import RayOptions
 from geonorm.sweep.summary import summarize
 from geonorm.sweep.trial import Trial
 from geonorm.training import recipe
@@ -37,7 +38,7 @@ class Machines:
 
     Attributes:
         jobs: trials side by side; None for as many as there are cores, GPUs, or what the cluster takes.
-        ranks: processes that train one trial together, on one machine.
+        ranks: processes that train one trial together.
         ray: the Ray cluster; None for this machine alone.
     """
 

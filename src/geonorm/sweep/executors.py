@@ -105,23 +105,36 @@ def spec_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.yaml")
 
 
-def log_path(folder: Path) -> Path:
+def log_path(folder: Path, rank: int = 0) -> Path:
     """Where the output of a trial's process stands, beside its folder."""
-    return folder.with_name(f"{folder.name}.log")
+    return folder.with_name(f"{folder.name}.rank{rank}.log" if rank else f"{folder.name}.log")
 
 
 class TrialProcess:
-    """A trial that runs in a process on this machine; should this process be killed, the trial ends."""
+    """A trial that runs in a process on this machine; should this process be killed, the trial ends.
 
-    def __init__(self, folder: Path, resources: Resources) -> None:
-        self.folder, self.gpu = folder, resources.gpu
+    Args:
+        folder: of the trial; its configuration stands beside it.
+        resources: of each process.
+        rank: which of the trial's ranks this process is.
+        main: ``host:port`` where ranks on several machines meet; empty where all of them run on this machine, started
+            by torch's launcher.
+    """
+
+    def __init__(self, folder: Path, resources: Resources, rank: int = 0, main: str = "") -> None:
+        self.folder, self.log_path, self.gpu = folder, log_path(folder, rank), resources.gpu
         launcher = [sys.executable]
-        if resources.ranks > 1:
+        if resources.ranks > 1 and not main:
             launcher += ["-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
             launcher += [f"--nproc-per-node={resources.ranks}"]
         command = [*launcher, "-m", "geonorm.sweep.trial", str(spec_path(folder)), str(folder)]
         command += ["--threads", str(resources.threads), "--end-with-parent"]
         environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(resources.threads)), "HF_HUB_OFFLINE": "1"}
+        if main:
+            host, _, port = main.rpartition(":")
+            # A process sees the GPU that is its own, and no other.
+            environment |= {"RANK": str(rank), "WORLD_SIZE": str(resources.ranks), "LOCAL_RANK": "0"}
+            environment |= {"MASTER_ADDR": host, "MASTER_PORT": port}
         if resources.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(resources.gpu)
         if resources.step_impl == "cpp":
@@ -129,7 +142,7 @@ class TrialProcess:
         elif resources.step_impl is not None:
             # Kernels that somebody builds meanwhile must not change what later trials run.
             environment["GEONORM_CPP"] = "0"
-        self.log: IO[bytes] = log_path(folder).open("ab")
+        self.log: IO[bytes] = self.log_path.open("ab")
         self.process = subprocess.Popen(
             command,
             stdout=self.log,
@@ -148,7 +161,7 @@ class TrialProcess:
         # Of a run that diverged the exit code is 1 as well; its result tells.
         if code == 0 or (code == 1 and (self.folder / "result.json").exists()):
             return ""
-        said = last_words(log_path(self.folder).read_text(encoding="utf-8", errors="replace"))
+        said = last_words(self.log_path.read_text(encoding="utf-8", errors="replace"))
         return f"killed by signal {-code} ({said})" if code < 0 else f"exit code {code}: {said}"
 
     def ask_to_end(self) -> None:

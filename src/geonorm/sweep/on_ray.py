@@ -1,65 +1,33 @@
-"""Runs trials as tasks of a Ray cluster, which places them and starts those anew whose machine was lost.
+"""Runs trials on a Ray cluster, which places them and starts those anew whose machine was lost.
 
 Every machine sees the folder of the comparison and the corpus (NFS and the like), so a trial that is started anew goes
-on from its last checkpoint. The only file that imports Ray.
+on from its last checkpoint. Only this file and `ray_ranks` import Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from geonorm.errors import UserError, first_line
 from geonorm.provenance import code_version
-from geonorm.sweep.executors import Executor, Handle, Resources, TrialProcess, spec_path
+from geonorm.sweep.executors import Executor, Handle
 from geonorm.sweep.machines import describe_machine, difference
+from geonorm.sweep.ray_ranks import CANCEL_SECONDS, REMEDY, RayOptions, outcome, start_rank
 
-_ANSWER_SECONDS, _DESCRIBE_SECONDS, _CANCEL_SECONDS, _POLL_SECONDS = 10, 300, 30, 0.3
-
-
-class TrialKilledError(Exception):
-    """The process of a trial was killed; another machine may have more luck."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RayOptions:
-    """Which cluster, and what each trial gets of it.
-
-    Attributes:
-        address: ``host:port`` of a running cluster or ``"auto"``; None starts one on this machine.
-        cpus: CPUs a trial; with several ranks they are divided among them.
-        gpus: GPUs a trial; below 1 several trials share one.
-        ranks: processes that train a trial together, on one machine.
-        retries: times that a trial goes on elsewhere after its worker was lost.
-        step_impl: see :class:`Resources`.
-    """
-
-    address: str | None = None
-    cpus: int = 1
-    gpus: float = 0
-    ranks: int = 1
-    retries: int = 2
-    step_impl: str | None = None
-
-    @property
-    def resources(self) -> Resources:
-        """What a trial's process may use."""
-        return Resources(max(1, self.cpus // self.ranks), self.ranks, self.step_impl)
+_ANSWER_SECONDS, _DESCRIBE_SECONDS = 10, 300
 
 
 class RayExecutor(Executor):
-    """Runs each trial as a Ray task with CPUs or GPUs of its own; see :class:`Executor`.
+    """Runs each trial with CPUs or GPUs of its own, on any machine; see :class:`Executor`.
 
     Args:
         options: of the cluster and of each trial.
@@ -69,8 +37,8 @@ class RayExecutor(Executor):
         callbacks: see :class:`Executor`.
 
     Raises:
-        UserError: on entry: ray is not installed, no cluster answers, no machine of this one is large enough, or a
-            machine runs other code than this one or does not see the files.
+        UserError: on entry: ray is not installed, no cluster answers, this machine's own is too small, or a machine
+            runs other code than this one or does not see the files.
     """
 
     def __init__(
@@ -85,22 +53,16 @@ class RayExecutor(Executor):
         self.options, self.seen, self.on_note = options, [str(path) for path in seen], on_note
         self.machines: list[dict[str, Any]] = []
         self.ray: Any = None
-        self.is_ours = False
+        self.closing = contextlib.ExitStack()
 
     def __enter__(self) -> RayExecutor:
-        try:
+        with self.closing:
             self._connect()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            self.closing = self.closing.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.is_ours:
-            self.is_ours = False
-            self.ray.shutdown()
+    def __exit__(self, *error: object) -> None:
+        self.closing.close()
 
     def environment(self) -> dict[str, Any]:
         """See :meth:`Executor.environment`."""
@@ -114,14 +76,11 @@ class RayExecutor(Executor):
 
     def start(self, folder: Path) -> Handle:
         """See :meth:`Executor.start`."""
-        task = self.ray.remote(_remote_functions()[1]).options(
-            name=folder.name,
-            num_cpus=self.options.cpus,
-            num_gpus=self.options.gpus,
-            max_retries=self.options.retries,
-            retry_exceptions=[TrialKilledError],
-        )
-        return _Task(self.ray, task.remote(code_version(), str(folder), dataclasses.asdict(self.resources)))
+        options, group = self.options, None
+        if options.ranks > 1:
+            group = self.ray.util.placement_group([options.bundle] * options.ranks, strategy="PACK")
+        more = {"max_retries": options.retries, "name": folder.name}
+        return _Task(start_rank(options, code_version(), str(folder), group, **more), group)
 
     def _connect(self) -> None:
         # Before the import, which reads it: nothing is reported to anyone.
@@ -136,20 +95,22 @@ class RayExecutor(Executor):
         if not ray.is_initialized():
             before = signal.getsignal(signal.SIGTERM)
             self._init()
-            self.is_ours = True
+            self.closing.callback(ray.shutdown)
             # Ray would end this process at once; trials are to be ended first, and the remedy said.
             if before is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        needs = {"CPU": self.options.cpus, "GPU": self.options.gpus}
-        able = [node for node in nodes if all(node["Resources"].get(name, 0) >= need for name, need in needs.items())]
-        if not able:
-            gpus = f" and {self.options.gpus:g} GPUs" if self.options.gpus else ""
-            problem = f"no machine of the Ray cluster has {self.options.cpus} CPUs{gpus} for a trial"
+        nodes, bundle = [node for node in ray.nodes() if node["Alive"]], self.options.bundle
+        needs = {name: need for name, need in bundle.items() if need}
+        room = [min(int(node["Resources"].get(name, 0) / need) for name, need in needs.items()) for node in nodes]
+        if sum(room) < self.options.ranks:
+            what = f"{bundle['CPU']:g} CPUs" + (f" and {bundle['GPU']:g} GPUs" if bundle["GPU"] else "")
+            problem = f"no machine of the Ray cluster has {what} for a trial"
+            if self.options.ranks > 1:
+                problem = f"the Ray cluster has room for {sum(room)} of {self.options.ranks} ranks with {what} each"
             if self.options.address is None:
                 raise UserError(f"{problem}; lower --cpus-per-trial or --gpus-per-trial")
-            self.on_note(f"{problem} now; waiting for one to join")
-        self._describe(able)
+            self.on_note(f"{problem} now; waiting for machines to join")
+        self._describe([node for node, ranks in zip(nodes, room, strict=True) if ranks])
 
     def _init(self) -> None:
         address = self.options.address
@@ -175,9 +136,20 @@ class RayExecutor(Executor):
         """Check that every machine that can run a trial runs the same code as this one and sees its files."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-        describe = self.ray.remote(_remote_functions()[0])
+        # Travels by value, as all local functions: a machine with no geonorm or another one gets as far as saying so.
+        def describe(seen: list[str]) -> dict[str, Any]:
+            import os
+
+            unseen = [path for path in seen if not os.path.exists(path)]
+            try:
+                from geonorm.sweep.machines import describe_machine
+            except ImportError:
+                return {"versions": None, "unseen": unseen}
+            return {**describe_machine(), "unseen": unseen}
+
+        task = self.ray.remote(describe)
         asked = [
-            describe.options(num_cpus=0, max_retries=2, scheduling_strategy=On(node["NodeID"], soft=False)).remote(
+            task.options(num_cpus=0, max_retries=2, scheduling_strategy=On(node["NodeID"], soft=False)).remote(
                 self.seen
             )
             for node in nodes
@@ -191,32 +163,23 @@ class RayExecutor(Executor):
             if problem := difference(machine["versions"], describe_machine()["versions"]):
                 raise UserError(f"{name} {problem}; install the same on every machine")
             if machine["unseen"]:
-                raise UserError(f"{name} does not see {machine['unseen'][0]}; {_REMEDY}")
+                raise UserError(f"{name} does not see {machine['unseen'][0]}; {REMEDY}")
             self.machines.append(machine)
-
-
-_REMEDY = "put `out` and the corpus (GEONORM_CACHE) on storage that all machines share"
 
 
 class _Task:
     """A trial as a Ray task; see :class:`geonorm.sweep.executors.Handle`."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
+    def __init__(self, reference: Any, group: Any) -> None:
+        import ray
+
+        self.ray, self.reference, self.group = ray, reference, group
 
     def failure(self) -> str | None:
-        if not self.ray.wait([self.reference], timeout=0)[0]:
-            return None
-        try:
-            return self.ray.get(self.reference)
-        except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(str(error.cause)) from None
-            if isinstance(error.cause, TrialKilledError):
-                return str(error.cause)
-            return f"{type(error.cause).__name__} in the task: {first_line(error.cause)}"
-        except self.ray.exceptions.RayError as error:
-            return f"the worker was lost ({type(error).__name__})"
+        failure, _ = outcome(self.reference)
+        if failure is not None:
+            self._free()
+        return failure
 
     def ask_to_end(self) -> None:
         # A cluster that is gone has no tasks left, and the reason to end is told already.
@@ -225,53 +188,13 @@ class _Task:
 
     def end(self) -> None:
         with contextlib.suppress(self.ray.exceptions.RayError):
-            self.ray.wait([self.reference], timeout=_CANCEL_SECONDS)
+            self.ray.wait([self.reference], timeout=CANCEL_SECONDS)
+            self._free()
 
-
-def run_here(code: str, folder: str, resources: Resources) -> str:
-    """Run a trial on this machine of the cluster, and wait for it; returns why it left no result, or "".
-
-    Raises:
-        UserError: this machine, which may have joined late, has other code than the driver or does not see the folder.
-        TrialKilledError: its process was killed.
-    """
-    name = f"machine {socket.gethostname()} of the Ray cluster"
-    if code_version() != code:
-        raise UserError(f"{name} runs geonorm {code_version()}, the driver {code}; install the same on every machine")
-    if not spec_path(Path(folder)).exists():
-        raise UserError(f"{name} does not see {folder}; {_REMEDY}")
-    process = TrialProcess(Path(folder), resources)
-    try:
-        while (failure := process.failure()) is None:
-            time.sleep(_POLL_SECONDS)
-    finally:
-        if process.process.poll() is None:
-            process.ask_to_end()
-            process.end()
-    if process.process.returncode < 0:
-        raise TrialKilledError(failure)
-    return failure
-
-
-def _remote_functions() -> tuple[Callable[..., dict[str, Any]], Callable[..., str]]:
-    # Local functions travel by value: on a machine with no geonorm or another one they get as far as saying so.
-    def describe(seen: list[str]) -> dict[str, Any]:
-        import os
-
-        unseen = [path for path in seen if not os.path.exists(path)]
-        try:
-            from geonorm.sweep.machines import describe_machine
-        except ImportError:
-            return {"versions": None, "unseen": unseen}
-        return {**describe_machine(), "unseen": unseen}
-
-    def trial(code: str, folder: str, resources: dict[str, Any]) -> str:
-        from geonorm.sweep.executors import Resources
-        from geonorm.sweep.on_ray import run_here
-
-        return run_here(code, folder, Resources(**resources))
-
-    return describe, trial
+    def _free(self) -> None:
+        if self.group is not None:
+            self.ray.util.remove_placement_group(self.group)
+            self.group = None
 
 
 def _check_answers(address: str) -> None:

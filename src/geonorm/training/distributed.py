@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from geonorm.errors import UserError
 from geonorm.models import blocks
+from geonorm.torch_compat import allow_compilations
 
 Result = TypeVar("Result")
 
@@ -208,6 +209,6 @@ def _compile_blocks(model: nn.Module) -> None:
     """Compile block by block, because FSDP puts its own work between them."""
     layers = blocks(model)
     # Every block has step sizes of its own, and so code of its own.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
+    allow_compilations(4 * len(layers))
     for block in layers:
         block.compile()

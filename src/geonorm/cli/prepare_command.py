@@ -1,44 +1,42 @@
-"""Options of ``geonorm prepare``. Imports none of the data libraries, so that help appears soon."""
+"""``geonorm prepare``."""
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from geonorm import signals
+from geonorm.cli.option_types import arg
 from geonorm.data import VOCAB_SIZE
 from geonorm.ranges import Count, Number
 
-_Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all documents)")]
-_Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")]
-_Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: train a BPE)")]
-_Group = Annotated[str | None, tyro.conf.arg(metavar="COLUMN", help_behavior_hint="(default: each document)")]
+_Count = Annotated[int | None, arg("INT", "all documents")]
+_Workers = Annotated[int | None, arg("INT", "all cores")]
+_Name = Annotated[str | None, arg("NAME", "train a BPE")]
+_Group = Annotated[str | None, arg("COLUMN", "each document")]
 _Dedup = Annotated[
     Literal["exact", "near"] | None,
-    tyro.conf.arg(metavar="exact|near", help_behavior_hint="(default: keep all; exact with --group-by)"),
+    arg("exact|near", "keep all; exact with --group-by"),
 ]
-_Eos = Annotated[str | None, tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(default: what the tokenizer says)")]
-_Out = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: a folder in the cache)")]
+_Eos = Annotated[str | None, arg("TOKEN", "what the tokenizer says")]
+_Out = Annotated[Path | None, arg("FOLDER", "a folder in the cache")]
 _Sources = Annotated[
     tuple[str, ...],
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="[SOURCE ...]", help_behavior_hint="(default: the standard-library corpus)"),
+    arg("[SOURCE ...]", "the standard-library corpus"),
 ]
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareConfig:
-    """Turn text into packed token files, split by document, ready for --data of train and compare.
-
-    The same command again opens what is there; after an interruption it goes on from the finished shards. The result
-    does not depend on --workers. Formats and guarantees: docs/data.md.
-    """
+class Prepare:
+    """Turn text into packed token files, split by document, ready for --data of train and compare."""
 
     sources: _Sources = ()
     """Text, jsonl, json or parquet files (text and json also as .gz, .xz, .zst), folders of them, quoted patterns such
     as 'texts/**/*.jsonl', or Hub datasets as hf://OWNER/NAME[:CONFIG][@SPLIT][#COLUMN]"""
     out: _Out = None
-    """Folder for the corpus"""
+    """Folder for the corpus; the same command again opens what is there, or goes on after an interruption"""
     tokenizer: _Name = None
     """A tokenizer.json, a folder with one, or a name on the Hub"""
     eos: _Eos = None
@@ -67,6 +65,16 @@ class PrepareConfig:
     workers: Annotated[_Workers, Count()] = None
     """Processes that encode"""
 
-    def arguments(self) -> dict[str, Any]:
-        """What `prepare` is to be called with, the sources apart."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "sources"}
+    def run(self) -> int:
+        """See :class:`Command`."""
+        from rich.console import Console
+
+        from geonorm.data import prepare
+        from geonorm.data.stage_display import StageDisplay
+
+        signals.begin()
+        arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        sources = list(arguments.pop("sources")) or None
+        with StageDisplay(Console()) as show:
+            prepare(sources, report=show.report, progress=show, **arguments)
+        return 0

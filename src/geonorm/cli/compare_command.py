@@ -7,55 +7,40 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from geonorm import signals
+from geonorm.cli.option_types import FROM_RECIPE, Data, Overrides, Recipes, arg
 from geonorm.cli.text import data_overrides
 from geonorm.errors import UserError, check_count, check_positive
-from geonorm.ranges import FACTOR, SEED, Count, Number, check_ranges
+from geonorm.ranges import FACTOR, SEED, Count, Number
 
-_FROM_RECIPE = "(default: as the recipe says)"
-_Words = Annotated[
-    tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")
-]
-_Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
-_Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=_FROM_RECIPE)]
-_Ints = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint=_FROM_RECIPE)]
-_Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint=_FROM_RECIPE)]
-_Vary = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=A,B [KEY=A,B ...]", help_behavior_hint="(default: none)")]
-_Preset = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: demo without --config)")]
-_Jobs = Annotated[
-    int | None,
-    tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores or GPUs; with ray, what the cluster takes)"),
-]
-_Ranks = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: 1, with ray one a GPU)")]
-_Address = Annotated[
-    str | None,
-    tyro.conf.arg(metavar="HOST:PORT|auto", help_behavior_hint="(default: one of its own on this machine)"),
-]
-_Sources = Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint=_FROM_RECIPE)]
+_Floats = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint=f"(default: {FROM_RECIPE})")]
+_Ints = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint=f"(default: {FROM_RECIPE})")]
+_Jobs = Annotated[int | None, arg("INT", "all cores or GPUs; with ray, what the cluster takes")]
+_Ranks = Annotated[int | None, arg("INT", "1, with ray one a GPU")]
+
+# Not part of what the results rest on.
+_LEFT_OUT = ("resume", "jobs", "address", "retries")
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareOptions:
-    """Train one small model for every placement under equal conditions, and report.
+class Compare:
+    """Train one small model for every placement under equal conditions, and report."""
 
-    A comparison is a recipe of geonorm train with axes: placements, learning rates, seeds and any other key. Values of
-    the recipe are changed as for train, such as steps=100 model.hidden_size=64; they come before the options.
-    """
-
-    words: _Words = ()
-    """Values of the recipe to change; geonorm train --show lists all of them"""
-    preset: _Preset = None
+    words: Overrides = ()
+    """Values of the recipe to change, such as steps=100 model.hidden_size=64, before the options; geonorm train --show
+    lists all of them"""
+    preset: Annotated[str | None, arg("NAME", "demo without --config")] = None
     """A recipe that comes with geonorm: demo, small, field (every placement) or tiny"""
-    config: _Files = ()
+    config: Recipes = ()
     """YAML recipe, as for train; its section `compare` says what is varied"""
-    placements: _Texts = ()
+    placements: Annotated[tuple[str, ...], arg("NAME [NAME ...]", FROM_RECIPE)] = ()
     """Placements, each NAME or NAME:OPTION=VALUE,... such as geonorm:decay=sqrt"""
     lrs: Annotated[_Floats, FACTOR] = ()
     """Peak learning rates to try, the same for every placement"""
     seeds: Annotated[_Ints, SEED] = ()
     """Seeds. With several rates the first chooses each placement's rate and does not report, the others report"""
-    vary: _Vary = ()
+    vary: Annotated[tuple[str, ...], arg("KEY=A,B [KEY=A,B ...]", "none")] = ()
     """Further keys with the values that each takes, such as optimizer.name=adamw,muon; every combination is compared"""
-    data: _Sources = ()
+    data: Data = ()
     """A folder made by geonorm prepare, or what that command takes: files, folders, patterns, hf:// datasets"""
     out: Path = Path("runs/compare")
     """Folder for results, report and one folder a trial"""
@@ -68,10 +53,10 @@ class CompareOptions:
     jobs: Annotated[_Jobs, Count()] = None
     """Trials side by side"""
     ranks_per_trial: Annotated[_Ranks, Count()] = None
-    """Processes that train a trial together, on one machine; parallel=fsdp cuts the model up"""
+    """Processes that train a trial together, with ray on as few machines as hold them; parallel=fsdp cuts it up"""
     executor: Literal["local", "ray"] = "local"
     """local: processes on this machine; ray: tasks on a Ray cluster whose machines share the folders"""
-    address: _Address = None
+    address: Annotated[str | None, arg("HOST:PORT|auto", "one of its own on this machine")] = None
     """The running Ray cluster"""
     cpus_per_trial: Annotated[int, Count()] = 1
     """CPUs a trial, a thread each (ray)"""
@@ -80,40 +65,33 @@ class CompareOptions:
     retries: Annotated[int, Count(0)] = 2
     """Times that a trial goes on elsewhere after its worker or machine was lost (ray)"""
 
+    def run(self) -> int:
+        """See :class:`Command`."""
+        from rich.console import Console
 
-# Not part of what the results rest on.
-_LEFT_OUT = ("resume", "jobs", "address", "retries")
+        from geonorm.report import print_summary, write_report
+        from geonorm.sweep.axes import make_sweep
+        from geonorm.sweep.comparison import Machines
+        from geonorm.sweep.comparison import compare as run
 
-
-@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
-def compare(options: CompareOptions) -> int:
-    """Train one small model for every placement under equal conditions, and report."""
-    check_ranges(options)
-    from rich.console import Console
-
-    from geonorm.report import print_summary, write_report
-    from geonorm.sweep.axes import make_sweep
-    from geonorm.sweep.comparison import Machines
-    from geonorm.sweep.comparison import compare as run
-
-    preset = options.preset or (None if options.config else "demo")
-    overrides = [*options.words, *data_overrides(options.data, options.words)]
-    sweep = make_sweep(options.config, overrides, preset=preset, axes=_axes(options))
-    ray, ranks = _ray(options, sweep)
-    console = Console()
-    signals.begin()
-    try:
-        machines = Machines(options.jobs, ranks, ray)
-        results = run(sweep, options.out, machines, console, command=_command(options), resume=options.resume)
-    except KeyboardInterrupt:
-        console.print("what is done is kept; the same command with --resume goes on from it")
-        raise
-    print_summary(results, console)
-    console.print(f"report: {write_report(options.out)}", markup=False, highlight=False, soft_wrap=True)
-    return 1 if any(trial.status == "failed" for trial in results.trials) else 0
+        preset = self.preset or (None if self.config else "demo")
+        overrides = [*self.words, *data_overrides(self.data, self.words)]
+        sweep = make_sweep(self.config, overrides, preset=preset, axes=axes_of(self))
+        ray, ranks = _ray(self)
+        console = Console()
+        signals.begin()
+        try:
+            machines = Machines(self.jobs, ranks, ray)
+            results = run(sweep, self.out, machines, console, command=command_of(self), resume=self.resume)
+        except KeyboardInterrupt:
+            console.print("what is done is kept; the same command with --resume goes on from it")
+            raise
+        print_summary(results, console)
+        console.print(f"report: {write_report(self.out)}", markup=False, highlight=False, soft_wrap=True)
+        return 1 if any(trial.status == "failed" for trial in results.trials) else 0
 
 
-def _axes(options: CompareOptions) -> dict[str, Any]:
+def axes_of(options: Compare) -> dict[str, Any]:
     """What the options say of the section `compare`."""
     from geonorm.training.recipe import parse_yaml
 
@@ -135,13 +113,13 @@ def _axes(options: CompareOptions) -> dict[str, Any]:
     return axes | ({"vary": vary} if vary else {})
 
 
-def _ray(options: CompareOptions, sweep: Any) -> tuple[Any, int]:
+def _ray(options: Compare) -> tuple[Any, int]:
     """Options of the Ray cluster, None for this machine alone, and the ranks of a trial."""
-    from geonorm.sweep.on_ray import RayOptions
+    from geonorm.sweep.ray_ranks import RayOptions
 
     if options.executor == "local":
         for name in ("address", "cpus_per_trial", "gpus_per_trial", "retries"):
-            if getattr(options, name) != CompareOptions.__dataclass_fields__[name].default:
+            if getattr(options, name) != Compare.__dataclass_fields__[name].default:
                 raise UserError(f"`{name}` is for Ray; add --executor ray, which runs on one machine too")
         return None, options.ranks_per_trial or 1
     cpus = check_count("cpus_per_trial", options.cpus_per_trial)
@@ -156,7 +134,7 @@ def _ray(options: CompareOptions, sweep: Any) -> tuple[Any, int]:
     return RayOptions(options.address, cpus, gpus, ranks, check_count("retries", options.retries, 0)), ranks
 
 
-def _command(options: CompareOptions) -> str:
+def command_of(options: Compare) -> str:
     """The command that repeats the comparison."""
     from geonorm.provenance import command_line
 

@@ -1,4 +1,4 @@
-"""How weights of rewired Llama models are drawn."""
+"""The weights of a new model: drawn by the rule of its placement, the same for every placement up to scale."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from geonorm.models.families import GeonormLlamaConfig
 from geonorm.placements import available, base_std, create
 from geonorm.placements.base import WEIGHT_ROLES
 from llama_variants import VARIANTS, plain_settings, rewired, stock_config, stock_model
+
+
+def test_weights_missing_from_a_checkpoint_follow_the_init_policy(tmp_path):
+    model = rewire(stock_model(), "deepnorm", init=True)
+    state = {k: v for k, v in model.state_dict().items() if "v_proj" not in k}
+    model.save_pretrained(tmp_path, state_dict=state)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(info["missing_keys"]) == 3
+    expected = create("deepnorm").init_rule("value", 3).std((16, 32), 0.0)
+    drawn = torch.cat([block.self_attn.v_proj.weight.flatten() for block in blocks(loaded)])
+    assert drawn.std().item() == pytest.approx(expected, rel=3 / math.sqrt(2 * drawn.numel()))
 
 
 @pytest.mark.parametrize(
