@@ -68,7 +68,7 @@ def test_a_step_is_the_mean_over_labelled_tokens(corpus, parts, monkeypatch):
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda grad, name=name: seen.update({name: seen.get(name, 0) + grad}))
     settings = dataclasses.replace(SETTINGS, accumulation=parts)
-    outcome = train(model, windows, Windows(corpus.val, 40).fixed(2), corpus.token_bytes, settings, found.append)
+    outcome = train(model, windows, corpus.held_out("val", 40, 2).ids, corpus.token_bytes, settings, found.append)
     assert next(row["loss"] for row in found if row["kind"] == "train") == pytest.approx(want, rel=SAME_LOSS)
     for name, gradient in gradients(want_model).items():
         size = gradient.abs().max()

@@ -88,7 +88,7 @@ def test_a_step_without_labels_is_no_step(corpus, recwarn):
     model = build_model(trial)
     model.lm_head.weight.register_hook(lambda grad: taken.append(1))
     windows = WithoutLabels(corpus.train, length=16)
-    outcome = train(model, windows, Windows(corpus.val, length=16).fixed(6), corpus.token_bytes, trial, rows.append)
+    outcome = train(model, windows, corpus.held_out("val", 16, 6).ids, corpus.token_bytes, trial, rows.append)
     assert (outcome.status, outcome.skipped) == ("ok", 0)
     assert len(taken) == 10
     assert [row["step"] for row in rows if row["kind"] == "unlabelled"] == [3, 12]
@@ -99,7 +99,7 @@ def test_a_step_without_labels_is_no_step(corpus, recwarn):
 
 def test_evaluation_leaves_out_windows_without_labels(corpus, recwarn):
     model = build_model(make_trial())
-    windows = Windows(corpus.val, length=16).fixed(6)
+    windows = corpus.held_out("val", 16, 6).ids
     masked = windows.copy()
     masked[[1, 4], 1:] = IGNORED
     found = evaluate(model, masked, corpus.token_bytes, batch=4, precision="fp32")

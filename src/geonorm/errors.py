@@ -98,12 +98,13 @@ def plain(name: str, value: object) -> Any:
     raise UserError(f"`{name}` must be a number, true, false, text or a list of them, got a {type(value).__name__}")
 
 
-def first_line(error: BaseException) -> str:
-    """First line of an exception's message, or its class where that says nothing alone."""
-    text = str(error).strip()
+def first_line(error: BaseException, *, with_class: bool = False) -> str:
+    """First line of an exception's message; its class before it if asked for, or where that says nothing alone."""
+    text, name = str(error).strip(), type(error).__name__
     if not text or isinstance(error, KeyError):
-        return f"{type(error).__name__} {text}".strip()
-    return text.splitlines()[0].rstrip(" :;")
+        return f"{name} {text}".strip()
+    line = text.splitlines()[0].rstrip(" :;")
+    return f"{name}: {line}" if with_class else line
 
 
 def disk_reason(error: BaseException) -> str | None:

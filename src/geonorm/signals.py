@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -110,8 +111,12 @@ def leave_while_importing() -> None:
     StopRequest(leaves_at_once=True).take()
 
 
+@functools.cache
 def is_command() -> bool:
-    """Whether this process is the ``geonorm`` command, and no program that imports geonorm."""
+    """Whether this process is the ``geonorm`` command, and no program that imports geonorm.
+
+    Decided once, while geonorm is imported: later ``-m`` no longer stands in the arguments.
+    """
     return Path(sys.argv[0]).stem == "geonorm" or (sys.argv[0] == "-m" and "geonorm" in sys.orig_argv)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geonorm.data.raw import one_line, read_object
+from geonorm.data.raw import read_object
 from geonorm.data.tokenizer import EOS, load_tokenizer
-from geonorm.errors import UserError, check_unicode
+from geonorm.errors import UserError, check_unicode, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -109,8 +109,7 @@ class ChatTemplate:
                 [messages], chat_template=template, return_assistant_tokens_mask=True, **names
             )
         except Exception as error:  # templates refuse with whatever they like
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"the chat template refuses these `{column}` ({reason})") from error
+            raise ValueError(f"the chat template refuses these `{column}` ({first_line(error)})") from error
         (text,), (spans,) = rendered
         if self.eos is not None and self.eos in text:
             unused = [token for token in self._special_tokens if token not in text]
@@ -135,7 +134,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # every failure of formats and of what the files say
             raise UserError(
-                f"cannot read a chat template beside the tokenizer {self.name} ({one_line(error)}); name a folder"
+                f"cannot read a chat template beside the tokenizer {self.name} ({first_line(error, with_class=True)}); name a folder"
                 " with a tokenizer.json and a tokenizer_config.json"
             ) from error
 
@@ -200,7 +199,9 @@ def _converted(name: Path) -> tuple[Tokenizer, str | None]:
         made: Any = transformers.AutoTokenizer.from_pretrained(name.as_posix(), local_files_only=name.is_dir())
         tokenizer, eos = made.backend_tokenizer, made.eos_token
     except Exception as error:
-        raise UserError(f"cannot read a tokenizer from {name} ({one_line(error)}); give a tokenizer.json") from error
+        raise UserError(
+            f"cannot read a tokenizer from {name} ({first_line(error, with_class=True)}); give a tokenizer.json"
+        ) from error
     tokenizer.encode_special_tokens = True
     return tokenizer, eos
 

@@ -17,10 +17,9 @@ from typing import Any, BinaryIO, cast
 
 from geonorm.data import raw
 from geonorm.data.given_tokenizer import ChatTemplate
-from geonorm.data.raw import one_line
 from geonorm.data.records import Columns, Document
 from geonorm.data.sources import Source
-from geonorm.errors import UserError, check_unicode
+from geonorm.errors import UserError, check_unicode, first_line
 
 PREFIX = "hf://"
 # Of text in one file of what was read; after an interruption the stream goes on behind the last of them.
@@ -138,7 +137,7 @@ class HubSource(Source):
                         row = next(iterator, None)
                     except Exception as error:  # whatever the library and the network below it raise
                         raise UserError(
-                            f"the stream of {name} broke off after {num_rows} rows ({one_line(error)});"
+                            f"the stream of {name} broke off after {num_rows} rows ({first_line(error, with_class=True)});"
                             " run the same command again to go on from what was kept"
                         ) from error
                     if row is None:
@@ -172,7 +171,7 @@ class HubSource(Source):
                 raise
             except Exception as error:
                 raise UserError(
-                    f"cannot open the dataset {self.names[0]} ({one_line(error)}); check its name, configuration and"
+                    f"cannot open the dataset {self.names[0]} ({first_line(error, with_class=True)}); check its name, configuration and"
                     " split, and the network"
                 ) from error
             self._revision = str(builder.hash)

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from geonorm.data.standard_library import StandardLibrarySource
 from geonorm.data.tokenizer import MIN_VOCAB_SIZE
 from geonorm.errors import UserError, check_count, check_positive, check_unicode
 from geonorm.provenance import num_cores
+from geonorm.signals import is_command
 from geonorm.storage import write_json
 
 MAX_HELD_OUT_FRACTION = 0.5
@@ -110,7 +110,7 @@ def prepare(
     if max_documents is not None:
         check_count("max_documents", max_documents)
     if workers is None:
-        workers = num_cores() if _is_command() else 1
+        workers = num_cores() if is_command() else 1
     check_count("workers", workers)
     if group_by is not None and dedup is None:
         # A copy in two groups would stand on two sides.
@@ -201,12 +201,6 @@ def open_sources(
     if files or not sources:
         sources.insert(0, FileSource(files, text_column, skip_unreadable, group_by, chat))
     return sources[0] if len(sources) == 1 else JoinedSource(sources)
-
-
-def _is_command() -> bool:
-    """Whether this process is the ``geonorm`` command, whose main module a worker process can import again."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return Path(sys.argv[0]).stem == "geonorm" or (spec is not None and spec.name == "geonorm.__main__")
 
 
 def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from geonorm.errors import UserError
+from geonorm.errors import UserError, first_line
 
 COMPRESSIONS = frozenset((".xz", ".gz", ".zst"))
 _MARK = b"\xef\xbb\xbf"
@@ -142,12 +142,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def one_line(error: Exception) -> str:
-    """Type and first line of an exception."""
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
-
-
 @contextlib.contextmanager
 def _faults_named(path: Path, kind: str = "") -> Iterator[None]:
     """Whatever is raised by the libraries that read this very file is the user's to see."""
@@ -158,7 +152,9 @@ def _faults_named(path: Path, kind: str = "") -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk or the rights, not what is in the file
-        raise UnreadableFile(path, f"cannot read {path}{kind}: {one_line(error)}; repair or remove it") from error
+        raise UnreadableFile(
+            path, f"cannot read {path}{kind}: {first_line(error, with_class=True)}; repair or remove it"
+        ) from error
 
 
 def _records_of_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geonorm.data.raw import one_line
-from geonorm.errors import UserError, check_count
+from geonorm.errors import UserError, check_count, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,7 +76,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"cannot read the tokenizer {path}: {one_line(error)}; give a tokenizer.json") from None
+        raise UserError(
+            f"cannot read the tokenizer {path}: {first_line(error, with_class=True)}; give a tokenizer.json"
+        ) from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 

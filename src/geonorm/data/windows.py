@@ -80,18 +80,6 @@ class Windows:
             chosen[rows] = self._permutation(int(epoch))[places[rows]]
         return chosen
 
-    def fixed(self, count: int) -> np.ndarray:
-        """Evenly spaced windows for evaluation; the same for every seed.
-
-        Args:
-            count: number of windows, at least 1.
-
-        Returns:
-            int64 array ``[min(count, num_windows), length + 1]``.
-        """
-        count = min(check_count("count", count), self.num_windows)
-        return self.gather(np.arange(count, dtype=np.int64) * self.num_windows // count)
-
     def gather(self, windows: np.ndarray) -> np.ndarray:
         """Windows by number in the order of the text, int64 ``[len(windows), length + 1]``."""
         return self.token_file.tokens[self._index(windows)].astype(np.int64)

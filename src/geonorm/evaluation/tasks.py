@@ -129,7 +129,7 @@ def _load(tasks: Sequence[str], include_path: Sequence[Path]) -> tuple[Any, Any]
         return manager, manager.load(list(tasks))
     except Exception as error:
         raise UserError(
-            f"the tasks {', '.join(tasks)} cannot be loaded ({type(error).__name__}: {first_line(error)}); their data "
+            f"the tasks {', '.join(tasks)} cannot be loaded ({first_line(error, with_class=True)}); their data "
             "must be in the local cache or on the network, and task files must be valid"
         ) from error
 

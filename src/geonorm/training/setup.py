@@ -13,6 +13,8 @@ from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.data.corpus import TOKEN_FILES
 from geonorm.errors import UserError
+from geonorm.models.loading import read_model
+from geonorm.models.source import find_source
 from geonorm.models.tokens import check_ids, num_embeddings
 from geonorm.placements import create
 from geonorm.training.config import RunConfig
@@ -124,23 +126,11 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
 
 
 def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
     from geonorm.models.compat import quiet_transformers
 
     _check_tokenizer(folder, corpus)
-    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
-    try:
-        with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the model in {folder}: {str(error).splitlines()[0]}") from error
-    model, found = loaded
-    if found["missing_keys"]:
-        raise UserError(
-            f"the model in {folder} lacks {len(found['missing_keys'])} weights that its config.json calls for, such as "
-            f"{sorted(found['missing_keys'])[0]}; save it again"
-        )
+    with quiet_transformers():
+        model = read_model(find_source(str(folder)), dtype=torch.float32)
     chosen = config.model
     if not hasattr(model.config, "placement") and chosen.placement is None:
         raise UserError(f"the model in {folder} is a stock one; name its `model.placement`, such as pre")
