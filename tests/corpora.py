@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from geonorm.data import Corpus, prepare
-from geonorm.data.stage_display import StageCounts
+from geonorm.progress_bar import ProgressBar
 
 # For a handful of documents; what the limits do is tested apart.
 FEW = {"min_documents": 1, "max_share": 1.0}
@@ -23,17 +25,23 @@ def write_documents(folder: Path, count: int = 40, seed: int = 0) -> Path:
     return folder
 
 
-class InterruptAfter:
-    """Ends a preparation as Ctrl-C would, once so many shards are encoded; give it to `prepare` as ``progress``."""
+def interrupt() -> None:
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt
 
-    def __init__(self, shards: int) -> None:
-        self.left = shards
 
-    def __call__(self, counts: StageCounts) -> None:
+class InterruptAfter(ProgressBar):
+    """Ends a preparation once so many shards are encoded; give it to `prepare` as ``progress``."""
+
+    def __init__(self, shards: int, end: Callable[[], None] = interrupt) -> None:
+        super().__init__()
+        self.left, self.end = shards, end
+
+    def show(self, *args: Any, **kwargs: Any) -> None:
         """Count."""
-        self.left -= counts.stage == "encoding"
+        self.left -= self.what == "encoding"
         if self.left == 0:
-            raise KeyboardInterrupt
+            self.end()
 
 
 def small_corpus(folder: Path, count: int = 40) -> Corpus:

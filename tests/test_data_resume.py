@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from corpora import FEW, write_documents
+from corpora import FEW, InterruptAfter, write_documents
 from geonorm.data import prepare, shards
 from geonorm.data.shards import encode_shards
 from geonorm.data.tokenizer import EOS, train_tokenizer
 from geonorm.errors import UserError
+from geonorm.progress_bar import ProgressBar
 
 OPTIONS = {"vocab_size": 300, "val_fraction": 0.2, "test_fraction": 0.2, **FEW}
 NAMES = [
@@ -55,14 +56,7 @@ def test_a_program_that_is_not_the_command_gets_one_worker_unless_it_asks(data, 
 def _killed_after(data, out, count):
     """Encode ``count`` shards, then die as by ``kill -9``."""
     shards.SHARD_CHARACTERS = SMALL
-    left = count
-
-    def die(counts):
-        nonlocal left
-        left -= counts.stage == "encoding"
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    die = InterruptAfter(count, lambda: os.kill(os.getpid(), signal.SIGKILL))
     prepare([data], out=out, progress=die, **OPTIONS)
 
 
@@ -185,15 +179,27 @@ def test_a_prepared_corpus_is_data(data, tmp_path):
         prepare([corpus.path, data])
 
 
+class Seen(ProgressBar):
+    """Keeps what an encoding shows: megabytes, all of them, and the counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoding = []
+
+    def show(self, done, total, note="", counts=None):
+        if self.what == "encoding":
+            self.encoding.append((done, total, counts))
+
+
 def test_counts_grow_to_those_of_the_corpus(data, tmp_path, small_shards):
-    seen = []
-    corpus = prepare([data], out=tmp_path / "out", progress=seen.append, **OPTIONS)
-    encoding = [counts for counts in seen if counts.stage == "encoding"]
-    assert len(encoding) == corpus.build.num_shards
-    last = encoding[-1]
-    assert last.num_tokens == sum(corpus.description["num_tokens"].values())
-    assert last.num_bytes == last.total_bytes == sum(corpus.description["num_bytes"].values())
-    assert [counts.num_documents for counts in encoding] == sorted({counts.num_documents for counts in encoding})
+    seen = Seen()
+    corpus = prepare([data], out=tmp_path / "out", progress=seen, **OPTIONS)
+    assert len(seen.encoding) == corpus.build.num_shards
+    megabytes, total, counts = seen.encoding[-1]
+    assert counts["tokens"] == sum(corpus.description["num_tokens"].values())
+    assert megabytes == total == sum(corpus.description["num_bytes"].values()) / 1e6
+    documents = [counts["documents"] for _, _, counts in seen.encoding]
+    assert documents == sorted(set(documents))
     assert json.loads((corpus.path / "description.json").read_text()) == corpus.description
 
 
@@ -201,9 +207,10 @@ def test_the_size_of_a_text_is_estimated_where_it_is_read_once(tmp_path, small_s
     lines = [json.dumps({"text": f"line {number} " * 20}) for number in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     train_tokenizer(["line 1 "], 257).save(str(tmp_path / "tokenizer.json"))
-    seen = []
+    seen = Seen()
     options = {"tokenizer": tmp_path / "tokenizer.json", "out": tmp_path / "out"}
-    corpus = prepare([tmp_path / "a.jsonl"], progress=seen.append, **options, **FEW)
-    size = sum(corpus.description["num_bytes"].values())
-    assert all(counts.total_bytes == pytest.approx(size, rel=0.25) for counts in seen)
-    assert seen[-1].total_bytes == size
+    corpus = prepare([tmp_path / "a.jsonl"], progress=seen, **options, **FEW)
+    size = sum(corpus.description["num_bytes"].values()) / 1e6
+    totals = [total for _, total, _ in seen.encoding]
+    assert totals == pytest.approx([size] * len(totals), rel=0.25)
+    assert totals[-1] == size

@@ -1,6 +1,5 @@
 """``geonorm prepare`` as a user meets it."""
 
-import io
 import json
 import os
 import re
@@ -8,12 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
 from corpora import write_documents
 from geonorm.cli import main
-from geonorm.data import Corpus, Windows, stage_display
-from geonorm.data.stage_display import StageCounts, StageDisplay
+from geonorm.data import Corpus, Windows
 from geonorm.errors import UserError
 
 
@@ -114,38 +111,6 @@ def test_a_stream_shorter_than_a_window_and_one_token_more(tmp_path):
         UserError, match=rf"holds {length} tokens, but one window of length {length} needs {length + 1}"
     ):
         Windows(corpus.val, length=length)
-
-
-def test_live_on_a_terminal_and_every_ten_seconds_elsewhere(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(stage_display.time, "monotonic", lambda: now)
-
-    def show(terminal):
-        nonlocal now
-        now, output = 0.0, io.StringIO()
-        with StageDisplay(Console(file=output, force_terminal=terminal, width=100)) as live:
-            for second in range(25):
-                now = float(second)
-                live(StageCounts("encoding", second, second * 1_000_000, second * 250_000, 50_000_000))
-            live.report("the end [1/2]")
-        return output.getvalue()
-
-    assert show(terminal=False) == (
-        "encoding: 10 of 50 MB, 10 documents, 2,500,000 tokens, 250,000 tokens/s\n"
-        "encoding: 20 of 50 MB, 20 documents, 5,000,000 tokens, 250,000 tokens/s\n"
-        "the end [1/2]\n"
-    )
-    live = show(terminal=True)
-    assert "\x1b" in live
-    # The bar has a clock of its own, so that the time left is not told beforehand.
-    assert re.search(r"encoding: 24 of 50 MB, 250,000 tokens/s .*\d:\d\d:\d\d", live)
-    assert "the end [1/2]" in live
-
-
-def test_no_rate_is_told_when_a_stage_has_just_begun():
-    progress = StageCounts("encoding", 8, 200_000, 117_681, None)
-    assert progress.line(4e-6) == "encoding: 0 MB, 8 documents, 117,681 tokens"
-    assert progress.line(2.0).endswith("tokens, 58,840 tokens/s")
 
 
 def test_one_group_is_not_cut_as_if_it_were_one_document(tmp_path, capsys):

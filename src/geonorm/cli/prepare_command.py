@@ -70,11 +70,11 @@ class Prepare:
         from rich.console import Console
 
         from geonorm.data import prepare
-        from geonorm.data.stage_display import StageDisplay
+        from geonorm.progress_bar import ProgressBar
 
         signals.begin()
         arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sources = list(arguments.pop("sources")) or None
-        with StageDisplay(Console()) as show:
-            prepare(sources, report=show.report, progress=show, **arguments)
+        with ProgressBar(Console()) as bar:
+            prepare(sources, report=bar.say, progress=bar, **arguments)
         return 0

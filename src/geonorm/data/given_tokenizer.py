@@ -133,8 +133,9 @@ class ChatTemplate:
         except UserError:
             raise
         except Exception as error:  # every failure of formats and of what the files say
+            reason = first_line(error, with_class=True)
             raise UserError(
-                f"cannot read a chat template beside the tokenizer {self.name} ({first_line(error, with_class=True)}); name a folder"
+                f"cannot read a chat template beside the tokenizer {self.name} ({reason}); name a folder"
                 " with a tokenizer.json and a tokenizer_config.json"
             ) from error
 
@@ -199,9 +200,8 @@ def _converted(name: Path) -> tuple[Tokenizer, str | None]:
         made: Any = transformers.AutoTokenizer.from_pretrained(name.as_posix(), local_files_only=name.is_dir())
         tokenizer, eos = made.backend_tokenizer, made.eos_token
     except Exception as error:
-        raise UserError(
-            f"cannot read a tokenizer from {name} ({first_line(error, with_class=True)}); give a tokenizer.json"
-        ) from error
+        reason = first_line(error, with_class=True)
+        raise UserError(f"cannot read a tokenizer from {name} ({reason}); give a tokenizer.json") from error
     tokenizer.encode_special_tokens = True
     return tokenizer, eos
 

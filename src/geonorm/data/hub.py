@@ -136,8 +136,9 @@ class HubSource(Source):
                     try:
                         row = next(iterator, None)
                     except Exception as error:  # whatever the library and the network below it raise
+                        reason = first_line(error, with_class=True)
                         raise UserError(
-                            f"the stream of {name} broke off after {num_rows} rows ({first_line(error, with_class=True)});"
+                            f"the stream of {name} broke off after {num_rows} rows ({reason});"
                             " run the same command again to go on from what was kept"
                         ) from error
                     if row is None:
@@ -170,8 +171,9 @@ class HubSource(Source):
             except UserError:
                 raise
             except Exception as error:
+                reason = first_line(error, with_class=True)
                 raise UserError(
-                    f"cannot open the dataset {self.names[0]} ({first_line(error, with_class=True)}); check its name, configuration and"
+                    f"cannot open the dataset {self.names[0]} ({reason}); check its name, configuration and"
                     " split, and the network"
                 ) from error
             self._revision = str(builder.hash)

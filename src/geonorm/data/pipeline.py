@@ -17,11 +17,11 @@ from geonorm.data.given_tokenizer import ChatTemplate, open_tokenizer, template_
 from geonorm.data.hub import HubSource, is_hub
 from geonorm.data.sources import FileSource, JoinedSource, Source
 from geonorm.data.split import TEST, TRAIN, VAL
-from geonorm.data.stage_display import PlainLines, StageCounts
 from geonorm.data.stages import Build, shortened
 from geonorm.data.standard_library import StandardLibrarySource
 from geonorm.data.tokenizer import MIN_VOCAB_SIZE
 from geonorm.errors import UserError, check_count, check_positive, check_unicode
+from geonorm.progress_bar import ProgressBar
 from geonorm.provenance import num_cores
 from geonorm.signals import is_command
 from geonorm.storage import write_json
@@ -53,7 +53,7 @@ def prepare(
     group_by: str | None = None,
     dedup: str | None = None,
     out: str | os.PathLike[str] | None = None,
-    progress: Callable[[StageCounts], None] | None = None,
+    progress: ProgressBar | None = None,
 ) -> Corpus:
     """Read text, split it by document, encode it and pack each side into a token file.
 
@@ -89,7 +89,7 @@ def prepare(
             program.
         skip_unreadable: leave a damaged file at its first fault and go on; the description names those files.
         out: folder for the corpus, in place of the cache.
-        progress: called often with how far it is; None for a line to ``report`` every ten seconds.
+        progress: shows how far it is; None for a line to ``report`` every ten seconds.
 
     Raises:
         UserError: a path, file, record or setting that cannot be used.
@@ -159,7 +159,7 @@ def prepare(
             if work is not None:
                 report(f"preparing {shortened(source.names)}")
                 begun = time.monotonic()
-                build = Build(final, work, source, settings, workers, report, progress or PlainLines(report))
+                build = Build(final, work, source, settings, workers, report, progress or ProgressBar(say=report))
                 description = build.run(given)
                 name = "trained on this corpus" if tokenizer is None else Path(tokenizer).name
                 write_json(final / DESCRIPTION, {**description, "tokenizer": name, "key": key})

@@ -20,10 +20,10 @@ from geonorm.data.records import Document
 from geonorm.data.shards import Shards, encode_shards, shard_texts
 from geonorm.data.sources import Source
 from geonorm.data.split import SIDES, TRAIN, Sample, Split, Survey, num_bytes, sample_documents
-from geonorm.data.stage_display import StageCounts
 from geonorm.data.token_file import TokenFile, TokenWriter
 from geonorm.data.tokenizer import EOS, load_tokenizer, plain_copy, token_byte_lengths, train_tokenizer
 from geonorm.errors import UserError
+from geonorm.progress_bar import ProgressBar
 from geonorm.storage import write_json
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Build:
         settings: those of the description.
         workers: processes that encode.
         report: takes a line for people.
-        progress: takes how far it is.
+        progress: shows how far it is.
         num_shards: shards that the corpus was made of, once `run` has ended.
         num_kept: those of them that an interrupted run had left.
     """
@@ -57,7 +57,7 @@ class Build:
     settings: dict[str, Any]
     workers: int
     report: Callable[[str], None]
-    progress: Callable[[StageCounts], None]
+    progress: ProgressBar
     num_shards: int = 0
     num_kept: int = 0
 
@@ -142,12 +142,12 @@ class Build:
         survey, skipped = Survey(), Counter[str]()
         # As long as the train side has half of the bytes, twice as much as is wanted holds enough of it.
         sample = Sample(2 * TOKENIZER_SAMPLE_BYTES)
+        self.progress.begin("reading", unit="MB")
         for text in self._usable(skipped):
             survey.add(text)
             sample.add(text)
             if survey.num_documents % _DOCUMENTS_BETWEEN_REPORTS == 0:
-                total = self._estimated(survey.num_bytes)
-                self.progress(StageCounts("reading", survey.num_documents, survey.num_bytes, 0, total))
+                self._show(survey.num_bytes, self._estimated(survey.num_bytes), documents=survey.num_documents)
         if not survey.num_documents:
             self.skipped = skipped
             raise self._no_text()
@@ -174,12 +174,13 @@ class Build:
 
     def _encode(self, eos: str, total_bytes: int | None) -> Counter[str]:
         self.shards.folder.mkdir(exist_ok=True)
+        self.progress.begin("encoding", unit="MB")
         total, num_read = Counter[str](), 0
 
         def done(counts: Counter[str]) -> None:
             total.update(counts)
             of = self._estimated(num_read) if total_bytes is None else total_bytes
-            self.progress(StageCounts("encoding", total["num_documents"], total["num_bytes"], total["num_tokens"], of))
+            self._show(total["num_bytes"], of, documents=total["num_documents"], tokens=total["num_tokens"])
 
         def tasks() -> Iterator[tuple[int, list[str]]]:
             nonlocal num_read
@@ -275,6 +276,9 @@ class Build:
                 taken += 1
                 if taken == limit:
                     return
+
+    def _show(self, num_bytes: int, total_bytes: int | None, **counts: int) -> None:
+        self.progress.show(num_bytes / 1e6, None if total_bytes is None else total_bytes / 1e6, counts=counts)
 
     def _estimated(self, num_bytes: int) -> int | None:
         """Bytes of text in all of the source, where ``num_bytes`` of it are read; None where nobody knows."""

@@ -115,7 +115,7 @@ class _Comparison:
                 self.write()
 
             callbacks = {"on_start": display.start, "on_progress": display.progress, "on_finish": finish}
-            with self.executor(display.note, callbacks) as executor:
+            with self.executor(lambda line: display.say(line, style="dim"), callbacks) as executor:
                 self.ran_on = executor.environment()
 
                 def run(trials: list[Trial]) -> list[TrialResult]:
