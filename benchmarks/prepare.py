@@ -46,10 +46,10 @@ def write_input(path: Path, size: int) -> tuple[int, int]:
 def write_tokenizer(folder: Path) -> None:
     """Train the tokenizer that every job uses."""
     from geonorm.data import StandardLibrarySource
-    from geonorm.data.split import sample_documents
+    from geonorm.data.split import Sample
     from geonorm.data.tokenizer import train_tokenizer
 
-    sample = sample_documents(StandardLibrarySource().documents(Counter()), TOKENIZER_BYTES)
+    sample = Sample(TOKENIZER_BYTES, StandardLibrarySource().documents(Counter())).texts()
     folder.mkdir()
     train_tokenizer(sample, VOCAB_SIZE).save(str(folder / "tokenizer.json"))
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geonorm.data.records import Document
-from geonorm.data.split import Survey, cut_document, sample_documents
+from geonorm.data.split import Sample, Survey, cut_document
 from geonorm.errors import UserError
 
 
@@ -76,11 +76,11 @@ def test_cut_without_line_breaks_is_by_position():
 
 def test_sample_is_bounded_distinct_and_independent_of_order():
     documents = [f"{number} " * 50 for number in range(500)]
-    sample = sample_documents(documents * 2, 10_000)
+    sample = Sample(10_000, documents * 2).texts()
     assert 10_000 <= sum(map(len, sample)) < 10_000 + max(map(len, documents))
     assert len(set(sample)) == len(sample)
-    assert sample == sample_documents(reversed(documents), 10_000)
-    assert sorted(sample_documents(documents, 10**9)) == sorted(documents)
+    assert sample == Sample(10_000, reversed(documents)).texts()
+    assert sorted(Sample(10**9, documents).texts()) == sorted(documents)
 
 
 SIZES = [2000, *[1000] * 5, *[40] * 60]

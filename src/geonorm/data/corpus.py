@@ -19,7 +19,7 @@ from geonorm.data.token_file import TokenFile
 from geonorm.data.tokenizer import load_tokenizer
 from geonorm.data.windows import HeldOutWindows, spread_windows
 from geonorm.errors import UserError
-from geonorm.storage import write_json
+from geonorm.storage import read_json, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -229,11 +229,7 @@ def building(final: Path, key: str) -> Iterator[Path | None]:
             yield None
             return
         work = final / _WORK
-        try:
-            begun = json.loads((work / _WORK_KEY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            begun = key
-        if begun != key:
+        if read_json(work / _WORK_KEY) not in (key, None):
             raise UserError(
                 f"{final} holds an unfinished corpus of other text or settings; finish it with the command that began"
                 " it, name another folder, or delete it"

@@ -54,6 +54,7 @@ class HubSource(Source):
         Raises:
             UserError: not of the form above.
         """
+        super().__init__()
         spec = re.sub("^hf:/+", lambda found: "" if len(found[0]) < 6 else "/", os.fspath(given))
         match = _SPEC.fullmatch(spec)
         for name, value in (("data", spec), ("text_column", text_column), ("group_by", group_by)):
@@ -250,16 +251,14 @@ def quiet() -> Iterator[None]:
     import datasets
     from datasets.utils import logging
 
-    bars = not datasets.are_progress_bars_disabled()
-    verbosity = logging.get_verbosity()
-    if bars:
-        datasets.disable_progress_bars()
+    hidden, verbosity = datasets.are_progress_bars_disabled(), logging.get_verbosity()
+    datasets.disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
+        if not hidden:
             datasets.enable_progress_bars()
 
 

@@ -15,7 +15,7 @@ from geonorm.data import VOCAB_SIZE
 from geonorm.data.corpus import DESCRIPTION, BuildFacts, Corpus, building, cache_folder, is_whole, prepared
 from geonorm.data.given_tokenizer import ChatTemplate, open_tokenizer, template_digest
 from geonorm.data.hub import HubSource, is_hub
-from geonorm.data.sources import FileSource, JoinedSource, Source
+from geonorm.data.sources import FileSource, Source
 from geonorm.data.split import TEST, TRAIN, VAL
 from geonorm.data.stages import Build, shortened
 from geonorm.data.standard_library import StandardLibrarySource
@@ -200,7 +200,7 @@ def open_sources(
     files = [path for path in paths if not is_hub(path)]
     if files or not sources:
         sources.insert(0, FileSource(files, text_column, skip_unreadable, group_by, chat))
-    return sources[0] if len(sources) == 1 else JoinedSource(sources)
+    return sources[0] if len(sources) == 1 else Source(sources)
 
 
 def _check_same_settings(corpus: Corpus, asked: dict[str, Any]) -> None:

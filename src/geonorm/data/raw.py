@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from geonorm.errors import UserError, first_line
+from geonorm.storage import read_json
 
 COMPRESSIONS = frozenset((".xz", ".gz", ".zst"))
 _MARK = b"\xef\xbb\xbf"
@@ -133,13 +134,11 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a small file; None if there is none, or no regular file."""
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_FACTS:
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES_OF_FACTS:
+            found = read_json(path)
+            return found if isinstance(found, dict) else None
+    return None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
@@ -167,9 +167,7 @@ def encode_shards(
             if len(waiting) > workers:
                 ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in ended)
-        while waiting:
-            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in ended)
+        yield from (future.result() for future in as_completed(waiting))
     except BrokenProcessPool as error:
         raise UserError(
             "a worker process was killed or could not start; if memory ran out use fewer `workers`, and in a script"

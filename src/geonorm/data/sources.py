@@ -1,4 +1,4 @@
-"""Where documents come from: files here, several sources in one, with a fingerprint of the content."""
+"""Where documents come from: files here, or several sources in one, with a fingerprint of the content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NAMED = 20
 
 
 class Source:
-    """Can be read more than once and gives the same documents each time.
+    """Sources one after another, and the base of each: read more than once, it gives the same documents each time.
 
     Attributes:
         folder: where the source may keep what it read, set before `documents` is called.
@@ -27,25 +27,32 @@ class Source:
 
     folder: Path | None = None
 
+    def __init__(self, parts: Sequence[Source] = ()) -> None:
+        self.parts = parts
+
     @property
     def names(self) -> list[str]:
         """Names of the parts, for people."""
-        raise NotImplementedError
+        return [name for part in self.parts for name in part.names]
 
     def fingerprint(self) -> str:
         """Hex digest of the raw content and of how it is read; cheaper than reading the documents."""
-        raise NotImplementedError
+        return hashlib.sha256("\n".join(part.fingerprint() for part in self.parts).encode()).hexdigest()
 
     def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
         """Yield the documents in a fixed order and count in ``skipped`` what was left out, by reason."""
-        raise NotImplementedError
+        for number, part in enumerate(self.parts):
+            part.folder = None if self.folder is None else self.folder / str(number)
+            yield from part.documents(skipped)
 
     def check_unchanged(self) -> None:
         """Raise a `UserError` if the content changed after `fingerprint`."""
+        for part in self.parts:
+            part.check_unchanged()
 
     def notes(self) -> list[str]:
         """A line for each part that was not read, or not to its end, so far."""
-        return []
+        return [note for part in self.parts for note in part.notes()]
 
     def share_read(self) -> float | None:
         """How much of it `documents` has read, from 0 to 1; None where nobody knows."""
@@ -90,6 +97,7 @@ class FileSource(Source):
                 matches nothing, a suffix that is not supported, no file at all, a folder that cannot be listed, groups
                 asked of a text file.
         """
+        super().__init__()
         self.text_column, self.skip_unreadable, self.group_by = text_column, skip_unreadable, group_by
         self.chat = chat
         check_unicode("text_column", text_column)
@@ -196,37 +204,6 @@ class FileSource(Source):
         if not self.skip_unreadable:
             raise error
         self.unreadable[error.path] = str(error)
-
-
-class JoinedSource(Source):
-    """Several sources one after another."""
-
-    def __init__(self, parts: Sequence[Source]) -> None:
-        self.parts = parts
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all parts."""
-        return [name for part in self.parts for name in part.names]
-
-    def fingerprint(self) -> str:
-        """Digest of the fingerprints."""
-        return hashlib.sha256("\n".join(part.fingerprint() for part in self.parts).encode()).hexdigest()
-
-    def documents(self, skipped: Counter[str]) -> Generator[str, None, None]:
-        """Yield the documents of each part in turn."""
-        for number, part in enumerate(self.parts):
-            part.folder = None if self.folder is None else self.folder / str(number)
-            yield from part.documents(skipped)
-
-    def check_unchanged(self) -> None:
-        """Check each part."""
-        for part in self.parts:
-            part.check_unchanged()
-
-    def notes(self) -> list[str]:
-        """Notes of all parts."""
-        return [note for part in self.parts for note in part.notes()]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

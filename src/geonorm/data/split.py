@@ -257,18 +257,20 @@ def _cut_in_two(text: str, share: float, whole: str, num_pieces: int) -> tuple[s
 class Sample:
     """Draws distinct documents at random, the draw decided by their content alone, in one pass.
 
-    Holds the front of all documents shuffled by a hash: about ``max_bytes`` of memory plus one document.
+    Holds the front of all documents shuffled by a hash: about ``max_bytes`` plus one document, which may go beyond it.
 
     Attributes:
         complete: no document was left out yet, except repeats.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, documents: Iterable[str] = ()) -> None:
         self.max_bytes = max_bytes
         self.complete = True
         self._heap: list[tuple[int, str]] = []
         self._kept: set[int] = set()
         self._total = 0
+        for text in documents:
+            self.add(text)
 
     def add(self, text: str) -> None:
         """Offer a document."""
@@ -287,16 +289,3 @@ class Sample:
     def texts(self) -> list[str]:
         """The documents in the order of their hash, so that the order in which they came does not matter."""
         return [text for _, text in sorted(self._heap, reverse=True)]
-
-
-def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
-    """Draw documents of about ``max_bytes`` together; see `Sample`.
-
-    Args:
-        documents: any number of documents, read once.
-        max_bytes: where to stop; the last document may go beyond it.
-    """
-    sample = Sample(max_bytes)
-    for text in documents:
-        sample.add(text)
-    return sample.texts()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,12 +18,12 @@ from geonorm.data.leaks import NGRAM, Deduplication, overlap
 from geonorm.data.records import Document
 from geonorm.data.shards import Shards, encode_shards, shard_texts
 from geonorm.data.sources import Source
-from geonorm.data.split import SIDES, TRAIN, Sample, Split, Survey, num_bytes, sample_documents
-from geonorm.data.token_file import TokenFile, TokenWriter
+from geonorm.data.split import SIDES, TRAIN, Sample, Split, Survey, num_bytes
+from geonorm.data.token_file import TokenFile, TokenWriter, write_tokens
 from geonorm.data.tokenizer import EOS, load_tokenizer, plain_copy, token_byte_lengths, train_tokenizer
 from geonorm.errors import UserError
 from geonorm.progress_bar import ProgressBar
-from geonorm.storage import write_json
+from geonorm.storage import read_json, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -101,9 +100,9 @@ class Build:
         encoder = Encoder(tokenizer, eos)
         notes = []
         if not split.cut:
-            sides = self._assemble(split, encoder)
+            rows = self._assemble(split, encoder)
         else:
-            sides = self._cut(split, encoder)
+            rows = self._cut(split, tokenizer, eos)
             if survey.num_documents > 1:
                 self.skipped["repeat of the only document"] = survey.num_documents - 1
             notes.append(
@@ -114,6 +113,7 @@ class Build:
         lengths = token_byte_lengths(tokenizer)
         np.save(self.final / TOKEN_BYTES, lengths, allow_pickle=False)
         shutil.copyfile(self.work / TOKENIZER, self.final / TOKENIZER)
+        sides = {side: self._facts(side, file, rows[side]) for side, file in files.items()}
         counts = {name: {side: facts[name] for side, facts in sides.items()} for name in sides[TRAIN]}
         if counts["num_labels"] == counts["num_tokens"]:
             del counts["num_labels"]
@@ -135,10 +135,10 @@ class Build:
 
     def _trained(self) -> dict[str, Any]:
         """Survey the documents and train a tokenizer on the train side, unless an earlier run did."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.work / _SURVEY).read_text(encoding="utf-8"))
+        with contextlib.suppress(UserError):
             load_tokenizer(self.work / TOKENIZER)
-            return found
+            if (found := read_json(self.work / _SURVEY)) is not None:
+                return found
         survey, skipped = Survey(), Counter[str]()
         # As long as the train side has half of the bytes, twice as much as is wanted holds enough of it.
         sample = Sample(2 * TOKENIZER_SAMPLE_BYTES)
@@ -170,7 +170,7 @@ class Build:
         if not sample.complete and sum(map(num_bytes, mine)) < TOKENIZER_SAMPLE_BYTES:
             # A few huge documents of the other side have taken the room.
             mine = (text for text in self._usable(Counter()) if split.side(text) == TRAIN)
-        return sample_documents(mine, TOKENIZER_SAMPLE_BYTES)
+        return Sample(TOKENIZER_SAMPLE_BYTES, mine).texts()
 
     def _encode(self, eos: str, total_bytes: int | None) -> Counter[str]:
         self.shards.folder.mkdir(exist_ok=True)
@@ -213,8 +213,8 @@ class Build:
         names = ("val_fraction", "test_fraction", "min_documents", "max_share")
         return survey.split(**{name: self.settings[name] for name in names})
 
-    def _assemble(self, split: Split, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """Copy the ids of all shards into the token files, each document to its side."""
+    def _assemble(self, split: Split, encoder: Encoder) -> dict[str, np.ndarray]:
+        """Copy the ids of all shards into the token files; returns key and size of the documents of each side."""
         rows: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
         with contextlib.ExitStack() as stack:
             writers = {
@@ -231,37 +231,33 @@ class Build:
                     writer.num_documents += len(mine)
                     writer.num_bytes += int(mine["num_bytes"].sum())
                     rows[side].append(mine[["key", "num_tokens"]])
-        return {side: self._side(side, writers[side], np.concatenate(rows[side])) for side in SIDES}
+        return {side: np.concatenate(rows[side]) for side in SIDES}
 
-    def _cut(self, split: Split, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """Cut the only document into its sides."""
+    def _cut(self, split: Split, tokenizer: Tokenizer, eos: str) -> dict[str, np.ndarray]:
+        """As `_assemble`, of the only document, which is cut."""
         with contextlib.closing(self._usable(Counter())) as documents:
             document = next(documents)
-        sides, start = {}, 0
+        rows, start = {}, 0
         for side, text in split.parts(document):
             stop = start + len(text)
             piece = document.piece(start, stop) if isinstance(document, Document) else text
-            with TokenWriter(self.final / TOKEN_FILES[side], encoder) as writer:
-                for found in filter(None, encoder.encode([piece])):
-                    writer.write(*found)
-                writer.num_documents, writer.num_bytes = 1, num_bytes(text)
+            file = write_tokens([piece], tokenizer, self.final / TOKEN_FILES[side], eos)
+            rows[side] = np.array([(0, file.num_tokens)], dtype=[("key", "<u8"), ("num_tokens", "<i8")])
             start = stop
-            rows = np.array([(0, writer.num_tokens)], dtype=[("key", "<u8"), ("num_tokens", "<i8")])
-            sides[side] = self._side(side, writer, rows)
-        return sides
+        return rows
 
-    def _side(self, side: str, writer: TokenWriter, rows: np.ndarray) -> dict[str, Any]:
+    def _facts(self, side: str, file: TokenFile, rows: np.ndarray) -> dict[str, Any]:
         """Facts of a side by the keys of `Corpus.description`; ``rows``, one a document, name its groups."""
         keys, groups = np.unique(rows["key"], return_inverse=True)
         if side in GROUP_FILES:
             np.save(self.final / GROUP_FILES[side], groups.astype(np.int32), allow_pickle=False)
         tokens = np.bincount(groups, weights=rows["num_tokens"])
         return {
-            "num_documents": writer.num_documents,
+            "num_documents": file.metadata["num_documents"],
             "num_groups": len(keys),
-            "num_bytes": writer.num_bytes,
-            "num_tokens": writer.num_tokens,
-            "num_labels": writer.num_labels,
+            "num_bytes": file.metadata["num_bytes"],
+            "num_tokens": file.num_tokens,
+            "num_labels": file.num_labels,
             "largest_share": float(tokens.max() / tokens.sum()),
         }
 

@@ -37,6 +37,7 @@ class StandardLibrarySource(Source):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._files = list(_library_files())
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from geonorm.data.encode import Encoder
+from geonorm.data.raw import read_object
 from geonorm.data.tokenizer import EOS
 from geonorm.errors import UserError
 from geonorm.storage import sha256, write_json
@@ -231,12 +231,8 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     for needed in (path, beside):
         if not needed.is_file():
             raise UserError(f"no such token file: {needed}; prepare the data again")
-    try:
-        metadata = json.loads(beside.read_text(encoding="utf-8"))
-        known = metadata["format"] == _FORMAT and metadata["dtype"] in ("<u2", "<u4")
-        known = known and isinstance(metadata["num_tokens"], int) and metadata["num_tokens"] > 0
-    except (ValueError, KeyError, TypeError):
-        known, metadata = False, {}
-    if not known:
+    metadata = read_object(beside) or {}
+    known = metadata.get("format") == _FORMAT and metadata.get("dtype") in ("<u2", "<u4")
+    if not (known and isinstance(metadata.get("num_tokens"), int) and metadata["num_tokens"] > 0):
         raise UserError(f"{beside} is not metadata of a token file; delete its folder and prepare the data again")
     return metadata
