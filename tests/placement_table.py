@@ -231,8 +231,8 @@ TABLE = {
     ),
     "slerp": changed(
         GEO,
-        update=lambda x, u, p: between(x, u, 0.5 * p.get("part", 1.0)),
-        angle=lambda x, u, p: torch.atan2(split(x, u)[1], split(x, u)[2]) / 2,
+        update=lambda x, u, p: between(x, u, 0.25 * p.get("part", 1.0)),
+        angle=lambda x, u, p: torch.atan2(split(x, u)[1], split(x, u)[2]) / 4,
         weak=lambda u, p, factor: (u, {**p, "part": factor}),
     ),
     "spheret": changed(

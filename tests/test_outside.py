@@ -416,7 +416,7 @@ def test_nag_by_its_formula():
 
 
 def test_slerp_by_its_formula():
-    wiring, maps, h = made("slerp", alpha=0.8, decay="sqrt")
+    wiring, maps, h = made("slerp", alpha=0.8, per="layer")
     parameters = every_parameter(wiring, maps, h)
     x = h / h.norm(dim=-1, keepdim=True)
     for number, (_, sublayer) in enumerate(zip(wiring.connections, maps, strict=True)):

@@ -65,6 +65,14 @@ def test_a_quantised_model_is_rewired_and_keeps_its_weights(family):
     assert bool(added(ids).logits.isfinite().all())
 
 
+def test_quantised_weights_are_refused_by_a_placement_that_works_inside():
+    model = quantised("llama")
+    kind = type(model)
+    with pytest.raises(UserError, match=r"placement 'ngpt' works on what .* returns, whose weight is quantised"):
+        rewire(model, "ngpt")
+    assert type(model) is kind
+
+
 def test_quantised_weights_cannot_be_drawn_anew_or_folded():
     model = quantised("llama")
     before = state_of(model)

@@ -37,9 +37,13 @@ def install_inside(block: nn.Module, adapter: Adapter, placement: Placement, con
     Raises:
         UserError: a module is for a part of a fused weight, or for a projection that is no plain linear map.
     """
+    if type(placement).inside is Placement.inside:
+        return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name, module in list(block.named_modules()):
         weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and not weight.is_floating_point():
+            raise UserError(f"placement {placement.name!r} works on what {name} returns, whose weight is quantised")
         views = adapter.views(f"{name}.weight", weight, config) if isinstance(weight, Tensor) else None
         for view in views or []:
             made = placement.inside(view.role, view.shape[0], config.hidden_size, head_dim)

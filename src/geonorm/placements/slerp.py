@@ -21,18 +21,21 @@ class Slerp(Placement):
 
     With t the angle between x and f(x), the angle of the step is alpha_k t: the size of f(x) does not count. nGPT goes
     the same part along the chord and back to the sphere, a smaller angle for alpha below 1/2, see docs/math.md.
+    By default sub-layer k goes 1/(2 sqrt(k)) of the way: with outputs at right angles to the stream about the angle
+    ``atan(1/sqrt(k))`` of SandwichNorm. From 1, as in geonorm, the first attention would put its output in the place of
+    the token.
 
     Options:
-        alpha: part of the way in the first layer, at most 1.
+        alpha: part of the way at first, at most 1.
         decay: how the parts shrink with depth, see :func:`geonorm.schedules.step_sizes`.
         per: ``"layer"``: attention and MLP of layer k share alpha_k; ``"sublayer"``: they are counted apart.
     """
 
     name = "slerp"
 
-    alpha: float = 1.0
-    decay: str = "harmonic"
-    per: Literal["layer", "sublayer"] = "layer"
+    alpha: float = 0.5
+    decay: str = "sqrt"
+    per: Literal["layer", "sublayer"] = "sublayer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
