@@ -1,8 +1,9 @@
-"""The paper's values stand beside a run of its size and text, marked, and touch nothing else."""
+"""Papers' values stand beside a run of its size and text, marked, and touch nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -24,6 +25,9 @@ def run_of(size, name):
         (123_532_800, "Books3", [3.4040]),
         (1_311_281_152, "HuggingFaceFW/fineweb-edu", [3.1759, 3.2067]),
         (123_532_800, "HuggingFaceFW/fineweb-edu", []),
+        (131_000_000, "allenai/c4", [math.log(ppl) for ppl in (14.67, 14.55, 14.45, 14.57, 14.84, 14.30)]),
+        (1_311_281_152, "c4-000.jsonl", [math.log(ppl) for ppl in (10.32, 10.16, 9.93, 10.32, 11.62, 9.86)]),
+        (131_000_000, "mc4", []),
         (353_847_296, "arxiv.jsonl", []),
         (123_532_800, "HuggingFaceFW/fineweb", []),
         (123_532_800, "pg19", []),
@@ -45,12 +49,12 @@ def test_a_run_of_unknown_or_mixed_size_matches_nothing():
 def test_the_page_marks_them_as_the_papers_and_ranks_without_them(tmp_path):
     results = run_of(1_311_281_152, "HuggingFaceFW/fineweb-edu")
     text = report(tmp_path / "with", results)
-    assert "What the paper reports" in text
-    assert "geonorm 1.3B FineWeb-Edu 3.1759 pre 1.3B FineWeb-Edu 3.2067" in text
+    assert "What papers report" in text
+    assert "geonorm 1.3B FineWeb-Edu 3.1759 arXiv 2601.22095 pre 1.3B FineWeb-Edu 3.2067 arXiv 2601.22095" in text
     assert "Values of arXiv 2601.22095, not of this run" in text
     other = run_of(1_311_281_152, "pg19")
     page = report(tmp_path / "without", other)
-    assert "What the paper reports" not in page
+    assert "What papers report" not in page
     assert not any(f"{value.loss:.4f}" in page for value in PUBLISHED)
     assert describe(results) == describe(other)
     assert rendered(results) == rendered(other)

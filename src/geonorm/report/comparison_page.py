@@ -21,7 +21,7 @@ from geonorm.report.comparison_tables import (
 from geonorm.report.finding import describe, describe_variant
 from geonorm.report.format import counted, duration, grouped, listing, number, percent, rows_counted, scaled, setting
 from geonorm.report.page import Page, Section, write_page
-from geonorm.report.published import SOURCE, published_beside
+from geonorm.report.published import published_beside
 from geonorm.report.results import Results, read_results
 from geonorm.report.series import Series, gaps, load_series
 from geonorm.report.tables import Table
@@ -41,7 +41,7 @@ RANKING = (
 )
 PLOT = "In the plot, a dot is the {shown} and a bar its interval{line}; what reaches the edge goes on beyond it."
 PUBLISHED = (
-    f"Values of {SOURCE}, not of this run; nothing on this page is computed from them. This run has the size and, by "
+    "Values of {sources}, not of this run; nothing on this page is computed from them. This run has the size and, by "
     "the name of its sources, the text. Length of training, split, tokenizer and context may differ, and with them the "
     "loss."
 )
@@ -112,7 +112,7 @@ def _page(results: Results, views: list[Results], series: list[list[Series]]) ->
 
 
 def _of_variant(results: Results, series: list[Series], prefix: str = "", level: int = 2) -> list[Section]:
-    """The sections of one variant: ranking, the paper's values where there are any, rates, figures, speed."""
+    """The sections of one variant: ranking, papers' values where there are any, rates, figures, speed."""
     ranking, kinds, speed = ranking_table(results, series), interval_kinds(results), _speed_words(results)
     brackets = (
         f"; brackets are 95% intervals over {kinds}, those of differences at the level at which Holm's rule decides"
@@ -124,9 +124,10 @@ def _of_variant(results: Results, series: list[Series], prefix: str = "", level:
         note += " " + PLOT.format(shown=f"difference to {results.reference}" if by_difference else "loss", line=line)
     sections = [Section("The comparison", tables=[ranking], note=f"{note} {speed}", level=level)]
     if published := published_beside(results):
-        rows = [(one.placement, one.size, one.data, number(one.loss, 4)) for one in published]
-        table = Table(("Placement", "Size", "Text", "Val loss"), rows, left=(0, 1, 2))
-        sections.append(Section("What the paper reports", tables=[table], note=PUBLISHED, level=level))
+        rows = [(one.placement, one.size, one.data, number(one.loss, 4), one.source) for one in published]
+        table = Table(("Placement", "Size", "Text", "Val loss", "Source"), rows, left=(0, 1, 2, 4))
+        note = PUBLISHED.format(sources=" and ".join(sorted({one.source for one in published})))
+        sections.append(Section("What papers report", tables=[table], note=note, level=level))
     sections.append(Section("Learning rates", tables=[rates_table(series)], level=level))
     for section in comparison_figures(series, results.rates.selection_seed):
         panels = [replace(panel, name=prefix + panel.name) for panel in section.panels]
