@@ -13,6 +13,7 @@ from geonorm import models
 from geonorm.data import Corpus, Windows, prepare
 from geonorm.data.corpus import TOKEN_FILES
 from geonorm.errors import UserError
+from geonorm.models.compat import quiet_transformers
 from geonorm.models.loading import read_model
 from geonorm.models.source import find_source
 from geonorm.models.tokens import check_ids, num_embeddings
@@ -126,8 +127,6 @@ def shaped_model(config: RunConfig, vocab_size: int, eos_id: int | None = None) 
 
 
 def _from_folder(config: RunConfig, corpus: Corpus, folder: Path) -> Any:
-    from geonorm.models.compat import quiet_transformers
-
     _check_tokenizer(folder, corpus)
     with quiet_transformers():
         model = read_model(find_source(str(folder)), dtype=torch.float32)
